@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncssh
+import pytest
+
+from gpu_flows.endpoint import SshEndpoint
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def descendants(pid: int) -> list[int]:
+    """Return every process below one, from /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text()
+                children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def processes_with(variable: str) -> list[int]:
+    """Return every process whose environment holds ``NAME=value``."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if variable.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+    return found
+
+
+@dataclasses.dataclass
+class SshServer:
+    """A server that a box would run: where it answers, who may log in, and its user's home."""
+
+    endpoint: SshEndpoint
+    private_key: str
+    home: Path
+
+
+class OpenSshServer(SshServer):
+    """A real sshd on loopback, run by root, whose user root has a home of its own."""
+
+    def __init__(self, folder: Path, private_key: str, public_key: str, options: dict[str, str]) -> None:
+        self.folder = folder
+        self.options = options
+        self.marker = f"GPU_FLOWS_TEST_SSHD={os.getpid()}-{os.urandom(6).hex()}"
+        self.process: subprocess.Popen[bytes] | None = None
+        home = folder / "home"
+        home.mkdir(mode=0o700)
+        (folder / "authorized_keys").write_text(public_key + "\n")
+        super().__init__(SshEndpoint("127.0.0.1", free_port(), "root"), private_key, home)
+        self.new_host_key()
+
+    def new_host_key(self, algorithm: str = "ssh-ed25519") -> str:
+        key = asyncssh.generate_private_key(algorithm)
+        path = self.folder / "host_key"
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        path.write_bytes(key.export_private_key("openssh"))
+        return key.export_public_key("openssh").decode().strip()
+
+    def start(self) -> None:
+        os.makedirs("/run/sshd", exist_ok=True)
+        settings = {
+            "Port": str(self.endpoint.port),
+            "ListenAddress": "127.0.0.1",
+            "HostKey": str(self.folder / "host_key"),
+            "AuthorizedKeysFile": str(self.folder / "authorized_keys"),
+            "PidFile": "none",
+            "StrictModes": "no",
+            "UsePAM": "no",
+            "PermitRootLogin": "yes",
+            "PasswordAuthentication": "no",
+            "AllowTcpForwarding": "yes",
+            # root's home is in /etc/passwd; these two move it for the sessions of this server alone.
+            "SetEnv": f"HOME={self.home} {self.marker}",
+            "ForceCommand": 'cd "$HOME" && exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"',
+            **self.options,
+        }
+        config = self.folder / "sshd_config"
+        config.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+        log = (self.folder / "sshd.log").open("ab")
+        self.process = subprocess.Popen(
+            [str(SSHD), "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+        log.close()
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self.endpoint.port), 1).close()
+                return
+            except OSError:
+                assert self.process.poll() is None, (self.folder / "sshd.log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the server, its connections, and every process that a session left behind."""
+        if self.process is None:
+            return
+        for pid in [*descendants(self.process.pid), self.process.pid, *processes_with(self.marker)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        self.process = None
+
+    def connections(self) -> list[int]:
+        """Return the sshd processes that serve connections, parents before children."""
+        assert self.process is not None
+        return [
+            pid
+            for pid in descendants(self.process.pid)
+            if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+
+
+@pytest.fixture(scope="session")
+def client_key() -> asyncssh.SSHKey:
+    return asyncssh.generate_private_key("ssh-ed25519")
+
+
+@pytest.fixture
+def make_sshd(tmp_path: Path, client_key: asyncssh.SSHKey) -> Iterator[Callable[..., OpenSshServer]]:
+    """Start real OpenSSH servers; keyword arguments go into their sshd_config."""
+    if SSHD is None:
+        pytest.skip("no OpenSSH server is installed")
+    if os.geteuid() != 0:
+        pytest.skip("sshd has to be run by root")
+    servers: list[OpenSshServer] = []
+
+    def make(**options: str) -> OpenSshServer:
+        folder = tmp_path / f"sshd-{len(servers)}"
+        folder.mkdir()
+        server = OpenSshServer(
+            folder,
+            client_key.export_private_key("openssh").decode(),
+            client_key.export_public_key("openssh").decode().strip(),
+            options,
+        )
+        servers.append(server)
+        server.start()
+        return server
+
+    yield make
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def sshd(make_sshd: Callable[..., OpenSshServer]) -> OpenSshServer:
+    """A real OpenSSH server on a free loopback port."""
+    return make_sshd()
