@@ -7,7 +7,7 @@ failover, leases, Airflow or Prefect.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -60,6 +60,11 @@ class BoxState(StrEnum):
     ENDING = "ending"
     GONE = "gone"
 
+    @property
+    def may_serve(self) -> bool:
+        """Whether a job runs or may still run there."""
+        return self in (BoxState.STARTING, BoxState.RUNNING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxSpec:
@@ -76,7 +81,6 @@ class BoxSpec:
         image: The image to boot; None for the cloud's default.
         disk_gb: Disk to ask for; None for the cloud's default.
         env: Environment of the box; never a secret.
-        peers: Boxes of the same lease that it has to reach (same network), already created.
     """
 
     name: str
@@ -88,7 +92,6 @@ class BoxSpec:
     image: str | None = None
     disk_gb: int | None = None
     env: Mapping[str, str] = field(default_factory=dict)
-    peers: Sequence[Box] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +137,9 @@ class Box:
 
     def __post_init__(self) -> None:
         if not self.id:
-            raise ValueError(f"a box of {self.cloud} without an id: an empty id must never be sent to a cloud")
+            raise ValueError(
+                f"a box of {self.cloud} without an id: an empty id must never be sent to a cloud"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the box as plain JSON values; it holds no secret."""
@@ -216,3 +221,8 @@ class Cloud(Protocol):
     def console_url(self, box: Box) -> str | None:
         """Return where a person can look at the box, or None."""
         ...
+
+
+def ref_of(cloud: Cloud) -> str:
+    """Return how users name this account of this cloud: ``cloud``, or ``cloud@account``."""
+    return cloud.name if cloud.account == "default" else f"{cloud.name}@{cloud.account}"

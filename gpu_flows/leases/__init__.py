@@ -1,0 +1,1 @@
+"""The promise: nothing that was rented outlives its lease."""

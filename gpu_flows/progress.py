@@ -1,0 +1,31 @@
+"""What is going on, for whoever shows it: a terminal, a task log, an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One thing that happened.
+
+    Attributes:
+        step: ``resolve``, ``provision``, ``upload``, ``launch``, ``outputs`` or ``teardown``.
+        kind: What happened, machine-readable, such as ``box.rented``.
+        message: The same as a sentence for people.
+        data: Plain JSON values with the details; never a secret.
+    """
+
+    step: str
+    kind: str
+    message: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+Listener = Callable[[Progress], None]
+
+
+def ignore(_: Progress) -> None:
+    """Listen to nothing."""
