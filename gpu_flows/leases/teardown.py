@@ -162,7 +162,8 @@ def _clear_cloud(
     """End what one cloud lists of the lease, until it has listed nothing for as long as it may lag."""
     until = clock.monotonic() + timeout_s
     began = cloud_now(cloud, clock)
-    quiet_until = clock.monotonic() + _unseen_for_s(cloud, journal, clock.now(), sole_creator=sole_creator)
+    open_until = clock.monotonic() + _open_intents_s(cloud, journal, clock.now())
+    elsewhere_until = clock.monotonic() + _elsewhere_s(cloud, journal, sole_creator=sole_creator)
     # What this machine created is ended by its id, even if the listing does not show it yet.
     known = [box for ref, box in journal.live_boxes() if ref == ref_of(cloud)]
     cleared = _Cleared(ended=[], left=[], unlisted=None)
@@ -178,6 +179,8 @@ def _clear_cloud(
         gone = {box.id for box in cleared.ended}
         unlisted = [box for box in known if box.id not in gone | {box.id for box in listed}]
         found = _older_than([*listed, *unlisted], namespace, lease, began)
+        # Another machine's create was old enough to be listed, if a box of it has been.
+        quiet_until = open_until if cleared.ended else max(open_until, elsewhere_until)
         if not found and clock.monotonic() >= quiet_until:
             return cleared
         cleared.left = []
@@ -210,16 +213,15 @@ def _older_than(found: Sequence[Box], namespace: str, lease: str, began: datetim
     ]
 
 
-def _unseen_for_s(cloud: Cloud, journal: Journal, now: datetime, *, sole_creator: bool) -> float:
-    """Return how long a box that was created before now may still be missing from the listing.
-
-    Nothing, where this machine knows how each create ended. An intent without an end may show up until the
-    cloud's lag has passed. Where this machine sent no create, another one may have, a moment ago.
-    """
+def _open_intents_s(cloud: Cloud, journal: Journal, now: datetime) -> float:
+    """Return how long a create of this machine, of which nobody knows how it ended, may stay unlisted."""
     lag_s = cloud.capabilities.lag_s
-    here = [entry for entry in journal.intents() if entry["cloud"] == ref_of(cloud)]
-    if not here and not sole_creator:
-        return lag_s
     sent = [entry for entry in journal.unsettled() if entry["cloud"] == ref_of(cloud)]
     ages_s = [(now - datetime.fromisoformat(entry["at"])).total_seconds() for entry in sent]
     return max([0.0, *(lag_s - age_s for age_s in ages_s)])
+
+
+def _elsewhere_s(cloud: Cloud, journal: Journal, *, sole_creator: bool) -> float:
+    """Return how long a create of another machine, sent a moment ago, may stay unlisted."""
+    known = sole_creator or any(entry["cloud"] == ref_of(cloud) for entry in journal.intents())
+    return 0.0 if known else cloud.capabilities.lag_s

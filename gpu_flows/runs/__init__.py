@@ -1,0 +1,1 @@
+"""The composition: the steps, the whole run, and its report."""
