@@ -60,34 +60,38 @@ class LocalCloud:
         self.account = account
         self._usd_per_hour = usd_per_hour
         self._clock = clock
-        self._registry = Registry(folder.absolute(), sleep=clock.sleep)
+        self.root = folder.absolute()
+        self._registry = Registry(self.root, sleep=clock.sleep)
 
     def offers(self, query: OfferQuery) -> list[Offer]:
-        """Return this machine, for each alternative of the request that asks for CPUs."""
-        cores = os.cpu_count() or 1
+        """Return this machine, for each alternative of the request that asks for processor cores."""
         offer = Offer(
             cloud=self.name,
             account=self.account,
             instance_type=_INSTANCE_TYPE,
             gpu=None,
             gpu_count=0,
-            vcpus=cores,
+            vcpus=_cores(),
             usd_per_hour=self._usd_per_hour,
             price_note="this machine",
-            unavailable=self._obstacle(query),
         )
-        asked = [(i, wanted) for i, wanted in enumerate(query.request.alternatives) if wanted.cpu]
+        asked = [(i, wanted) for i, wanted in enumerate(query.request.alternatives) if wanted.is_cpu]
         if not asked:
             return [replace(offer, unavailable="the local cloud has no GPUs: ask for cpu")]
-        return [replace(offer, alternative=index) for index, _ in asked]
+        return [
+            replace(offer, alternative=index, unavailable=self._obstacle(wanted.count, query.disk_gb))
+            for index, wanted in asked
+        ]
 
-    def _obstacle(self, query: OfferQuery) -> str | None:
+    def _obstacle(self, cores: int, disk_gb: int | None) -> str | None:
         if sys.platform != "linux":
             return _NEEDS_LINUX
-        place = next(path for path in (self._registry.root, *self._registry.root.parents) if path.exists())
+        if cores > _cores():
+            return f"{cores} processor cores are asked for, and this machine has {_cores()}"
+        place = next(path for path in (self.root, *self.root.parents) if path.exists())
         free_gb = shutil.disk_usage(place).free / 1e9
-        if query.disk_gb is not None and query.disk_gb > free_gb:
-            return f"{query.disk_gb} GB of disk are asked for, and {free_gb:.0f} GB are free at {place}"
+        if disk_gb is not None and disk_gb > free_gb:
+            return f"{disk_gb} GB of disk are asked for, and {free_gb:.0f} GB are free at {place}"
         return None
 
     def create(self, offer: Offer, spec: BoxSpec) -> Box:
@@ -144,7 +148,7 @@ class LocalCloud:
 
     def self_destruct(self, spec: BoxSpec) -> str | None:
         """Return one line of sh by which the box ends itself."""
-        return self_destruct_command(self._registry.root)
+        return self_destruct_command(self.root)
 
     def clock_skew_s(self) -> float | None:
         """Return 0: the cloud's clock is this machine's."""
@@ -180,3 +184,8 @@ class LocalCloud:
             created_at=datetime.fromisoformat(record.created_at),
             details={"owner": record.owner, "deadline": record.deadline},
         )
+
+
+def _cores() -> int:
+    # What this process may use, as nproc counts it on the box; cpu_count is the answer of other systems.
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

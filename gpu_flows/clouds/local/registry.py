@@ -414,11 +414,13 @@ def _remove_tree(path: Path) -> None:
 def _make_removable(path: Path) -> bool:
     """Open every folder under a path to its owner; tell whether any was closed."""
     changed = False
-    for folder, names, _ in os.walk(path):
-        for child in (Path(folder, name) for name in names):
-            if not child.is_symlink() and child.stat().st_mode & 0o700 != 0o700:
-                child.chmod(0o700)
-                changed = True
+    todo = [path]
+    while todo:
+        folder = todo.pop()
+        if folder.stat().st_mode & 0o700 != 0o700:
+            folder.chmod(0o700)
+            changed = True
+        todo += [Path(entry) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     return changed
 
 
