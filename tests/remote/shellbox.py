@@ -1,0 +1,102 @@
+"""A box without SSH: the same scripts, run by a chosen shell on this machine with a home of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from gpu_flows.remote.errors import RemoteScriptFailed
+
+SHELLS = ("dash", "bash", "busybox")
+
+
+class ShellBox:
+    """Takes the place of a RemoteBox where the subject is the script and not the connection.
+
+    With busybox every other command is its own applet too.
+    """
+
+    def __init__(self, folder: Path, shell: str, *, bare: bool = False) -> None:
+        self.home = folder / "home"
+        self.home.mkdir(mode=0o700, parents=True)
+        tools = folder / "bin"
+        tools.mkdir()
+        path = str(tools)
+        if shell == "busybox":
+            busybox = shutil.which("busybox")
+            for applet in subprocess.check_output([busybox, "--list"], text=True).split():
+                (tools / applet).symlink_to(busybox)
+            for real in ("python3", "bash"):
+                (tools / real).symlink_to(shutil.which(real))
+        else:
+            (tools / "sh").symlink_to(shutil.which(shell))
+            path += ":/usr/sbin:/usr/bin:/sbin:/bin"
+        self.tools = tools
+        self.marker = f"GPU_FLOWS_TEST_BOX={os.urandom(6).hex()}"
+        name, _, value = self.marker.partition("=")
+        self.env = {"HOME": str(self.home), "PATH": path, name: value}
+        self.prefix: list[str] = []
+
+    async def open(self, text: str, *args: str, **more) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self.prefix, str(self.tools / "sh"), "-c", text, "gpu-flows", *args,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+            env=self.env, cwd=self.home, start_new_session=True, **more,
+        )  # fmt: skip
+
+    async def script(self, text: str, *args: str, stdin: bytes | None = None, timeout_s: float) -> bytes:
+        async with asyncio.timeout(timeout_s):
+            process = await self.open(text, *args)
+            out, err = await process.communicate(stdin or b"")
+        if process.returncode != 0:
+            raise RemoteScriptFailed(err.decode(), exit_status=process.returncode, stderr=err)
+        assert err == b"", err
+        return out
+
+    async def stream(self, text: str, *args: str, stdin=None, timeout_s: float) -> AsyncIterator[bytes]:
+        async with asyncio.timeout(timeout_s):
+            process = await self.open(text, *args)
+            try:
+                while chunk := await process.stdout.read(1 << 18):
+                    yield chunk
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
+
+    def processes(self) -> list[int]:
+        """Return all that was started here and lives."""
+        return [pid for pid in pids() if self.marker.encode() in environ(pid).split(b"\0")]
+
+    def close(self) -> None:
+        while found := self.processes():
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def environ(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    return b""
+
+
+def with_variable(variable: str) -> list[int]:
+    return [pid for pid in pids() if variable.encode() in environ(pid).split(b"\0")]
+
+
+async def until(condition, timeout_s: float = 20) -> None:
+    """Wait for an event."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.02)
