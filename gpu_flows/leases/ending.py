@@ -39,6 +39,8 @@ class EndedBox:
         created_at: When its bill began, aware.
         ended_at: When it ended, or was proven to have ended, aware.
         exact: Whether ``ended_at`` is the cloud's own word; else it is an upper bound.
+        billing_step_s: Granularity of the bill.
+        minimum_minutes: Shortest time that is billed.
     """
 
     cloud: str
@@ -48,6 +50,8 @@ class EndedBox:
     created_at: datetime | None
     ended_at: datetime
     exact: bool
+    billing_step_s: int = 1
+    minimum_minutes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as plain JSON values."""
@@ -59,6 +63,8 @@ class EndedBox:
             "created_at": self.created_at.isoformat() if self.created_at else None,
             "ended_at": self.ended_at.isoformat(),
             "exact": self.exact,
+            "billing_step_s": self.billing_step_s,
+            "minimum_minutes": self.minimum_minutes,
         }
 
     @classmethod
@@ -134,6 +140,8 @@ def _record(
         created_at=box.created_at,
         ended_at=now.ended_at or cloud_now(cloud, clock),
         exact=now.ended_at is not None,
+        billing_step_s=box.details.get("billing_step_s", 1),
+        minimum_minutes=box.details.get("minimum_minutes", 0),
     )
     _remember(journal, events.GONE, replace(box, ended_at=ended.ended_at), record=ended.to_json())
     listener(Progress("teardown", "box.gone", f"{ref_of(cloud)} box {box.id} is gone", ended.to_json()))
