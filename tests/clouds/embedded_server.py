@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpu_flows.clouds.local.processes import end_processes
+from gpu_flows.clouds.local.processes import ProcessIdentity, end_processes
 from gpu_flows.endpoint import SshEndpoint
 
 
@@ -40,6 +40,10 @@ def embedded_server(
             time.sleep(0.01)
         yield SshEndpoint.from_json(json.loads((root / "endpoint.json").read_text()))
     finally:
-        server.terminate()
+        identity = None
+        if server.poll() is None and (root / "server.json").exists():
+            identity = ProcessIdentity.from_json(json.loads((root / "server.json").read_text()))
+        left = end_processes(box_id, identity)
+        server.kill()
         server.wait(10)
-        assert end_processes(box_id) == []
+        assert not left

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 from gpu_flows.clouds.local.layout import MARKER
 
 _PROC = Path("/proc")
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +54,25 @@ class ProcessIdentity:
         """Return plain JSON values."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ProcessIdentity:
+        """Rebuild an identity from what `to_json` returned.
+
+        Raises:
+            ValueError: When the number could not be that of a process of ours.
+        """
+        identity = cls(pid=int(data["pid"]), started=int(data["started"]), boot_id=str(data["boot_id"]))
+        if identity.pid <= 1:
+            raise ValueError(f"{identity.pid} is no process of a box")
+        return identity
+
 
 @dataclass(frozen=True, slots=True)
 class _Stat:
     """What is needed of /proc/<pid>/stat."""
 
     state: str
-    session: int
+    parent: int
     started: int
 
     @property
@@ -72,35 +87,49 @@ class _Stat:
             return None
         # The command name stands in parentheses and may hold anything, parentheses and spaces included.
         fields = text[text.rindex(")") + 2 :].split()
-        return cls(state=fields[0], session=int(fields[3]), started=int(fields[19]))
+        return cls(state=fields[0], parent=int(fields[1]), started=int(fields[19]))
 
 
 def _boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text("ascii").strip()
 
 
-def _living() -> Iterator[tuple[int, _Stat]]:
+def adopt_orphans() -> None:
+    """Become the parent of all orphaned descendants, so that none of them leaves the tree below us.
+
+    Where the kernel refuses, as in some sandboxes, they go to process 1 and are found by their marker alone.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def processes_of(box_id: str, server: ProcessIdentity | None = None) -> set[int]:
+    """Return the pids of every living process that belongs to a box.
+
+    A process belongs to it when it carries the box's marker in its environment, or descends from the box's
+    server (which finds those that were started with another environment).
+
+    Args:
+        box_id: The box's id.
+        server: The box's first process, where known.
+    """
+    living = {}
     for entry in os.listdir(_PROC):
         if entry.isdigit():
             stat = _Stat.of(int(entry))
             if stat is not None and not stat.is_dead:
-                yield int(entry), stat
-
-
-def processes_of(box_id: str) -> list[int]:
-    """Return the pids of every living process that belongs to a box.
-
-    A process belongs to it when it carries the box's marker in its environment, or shares the session of
-    one that does (which finds those that were started with an empty environment).
-
-    Args:
-        box_id: The box's id.
-    """
-    entry = f"{MARKER}={box_id}".encode()
-    living = dict(_living())
-    marked = {pid for pid in living if entry in _environment(pid)}
-    sessions = {living[pid].session for pid in marked} - {0}
-    return sorted(pid for pid in living if pid in marked or living[pid].session in sessions)
+                living[int(entry)] = stat
+    marker = f"{MARKER}={box_id}".encode()
+    found = {pid for pid in living if marker in _environment(pid)}
+    if server is not None and server.is_alive():
+        below: dict[int, list[int]] = {}
+        for pid, stat in living.items():
+            below.setdefault(stat.parent, []).append(pid)
+        todo = [server.pid]
+        while todo:
+            pid = todo.pop()
+            found.add(pid)
+            todo += below.get(pid, ())
+    return found
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -112,17 +141,20 @@ def _environment(pid: int) -> list[bytes]:
 
 def end_processes(
     box_id: str,
+    server: ProcessIdentity | None = None,
     *,
     grace_s: float = 1.0,
     timeout_s: float = 20.0,
     sleep: Callable[[float], None] = time.sleep,
-) -> list[int]:
+) -> set[int]:
     """End every process of a box: TERM, a grace, then KILL until none is left.
 
-    The caller and pid 1 are spared, whatever they carry.
+    The server is stopped at once, so that it starts nothing more, and killed last, so that nothing gets out
+    of the tree below it. The caller and process 1 are spared, whatever they carry.
 
     Args:
         box_id: The box's id; never empty.
+        server: The box's first process, where known.
         grace_s: How long processes may take to end by themselves.
         timeout_s: How long to go on; a process in uninterruptible sleep cannot be killed.
         sleep: Waits that many seconds.
@@ -138,7 +170,7 @@ def end_processes(
     passes_without = 0
     # Two empty passes: a process that forks behind the listing's back and ends is missed by one.
     while passes_without < 2:
-        left = [pid for pid in processes_of(box_id) if pid not in spared]
+        left = processes_of(box_id, server) - spared
         elapsed_s = time.monotonic() - begin
         if not left:
             passes_without += 1
@@ -146,20 +178,22 @@ def end_processes(
         passes_without = 0
         if elapsed_s > timeout_s:
             return left
+        if server is not None and server.pid in left and server.is_alive():
+            only_server = left == {server.pid}
+            _signal(server.pid, signal.SIGKILL if only_server else signal.SIGSTOP)
+            left.remove(server.pid)
         for pid in left:
             if elapsed_s >= grace_s:
                 _signal(pid, signal.SIGKILL)
             elif pid not in terminated:
                 _signal(pid, signal.SIGTERM)
-        terminated.update(left)
-        sleep(0.02)
-    return []
+        terminated |= left
+        sleep(0.01)
+    return set()
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
     # Between the listing and this call the number may in principle pass to another process; numbers are
     # handed out in turn, so that takes a whole round of them within a few milliseconds.
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        return

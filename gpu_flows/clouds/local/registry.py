@@ -253,7 +253,7 @@ class Registry:
         if folder.ending.exists():
             return BoxState.ENDING, "", None
         try:
-            server = ProcessIdentity(**_read_json(folder.server))
+            server = ProcessIdentity.from_json(_read_json(folder.server))
             endpoint = (
                 SshEndpoint.from_json(_read_json(folder.endpoint)) if folder.endpoint.exists() else None
             )
@@ -286,10 +286,10 @@ class Registry:
         if not folder.path.exists():
             return
         _mark(folder.ending)
-        left = end_processes(box_id, sleep=self._sleep)
+        left = end_processes(box_id, _server_of(folder), sleep=self._sleep)
         if left:
             raise CloudError(
-                f"processes {', '.join(map(str, left))} of the box {box_id} cannot be killed, so it goes on",
+                f"processes {', '.join(map(str, sorted(left)))} of the box {box_id} cannot be killed, so it goes on",
                 hint="they wait for the kernel, as on a dead network disk; repeat the teardown later",
             )
         try:
@@ -380,6 +380,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise TypeError(f"{path.name} holds no object")
     return data
+
+
+def _server_of(folder: BoxFolder) -> ProcessIdentity | None:
+    try:
+        return ProcessIdentity.from_json(_read_json(folder.server))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _log.warning("the first process of the box in %s is not known: %s", folder.path, error)
+        return None
 
 
 def _mark(path: Path) -> None:

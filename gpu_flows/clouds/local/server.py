@@ -26,7 +26,7 @@ from gpu_flows.clouds.local.layout import (
     write_atomically,
     write_json,
 )
-from gpu_flows.clouds.local.processes import ProcessIdentity, end_processes
+from gpu_flows.clouds.local.processes import ProcessIdentity, adopt_orphans, end_processes
 from gpu_flows.clouds.local.sessions import Children, Sessions
 
 _WATCH_S = 1.0
@@ -40,6 +40,7 @@ def main() -> None:
     if arguments.detach:
         _detach()
     folder = BoxFolder(arguments.root.resolve())
+    adopt_orphans()
     write_json(folder.server, ProcessIdentity.own().to_json())
     folder.home.mkdir(mode=0o700, exist_ok=True)
     folder.tmp.mkdir(mode=0o700, exist_ok=True)
@@ -131,7 +132,7 @@ async def _serve(
 
     children = Children(asyncio.get_running_loop())
     if boot is not None:
-        children.adopt(boot)
+        children.watch(boot)
     if not folder.host_key.exists():
         key = asyncssh.generate_private_key("ssh-ed25519")
         write_atomically(folder.host_key, key.export_private_key().decode("ascii"))
@@ -169,7 +170,7 @@ async def _serve(
     while folder.authorized_key.exists():
         await asyncio.sleep(_WATCH_S)
     # Somebody removed the box's files without ending it: nothing of it may go on.
-    end_processes(environment[MARKER])
+    end_processes(environment[MARKER], ProcessIdentity.own())
     os._exit(0)
 
 

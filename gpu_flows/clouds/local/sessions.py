@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ _TERMINAL_DRAIN_S = 1.0
 
 
 class Children:
-    """The children of the server's process, reaped as they end.
+    """The children of the server's process, reaped as they end: its own, and orphans that it has adopted.
 
     A child outlives the connection that asked for it, so nothing here ever kills one. (asyncio's own
     subprocesses are killed when their transport is closed.)
@@ -32,11 +33,11 @@ class Children:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: dict[subprocess.Popen[bytes], asyncio.Future[int]] = {}
+        self._own: dict[int, tuple[subprocess.Popen[bytes], asyncio.Future[int]]] = {}
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
 
-    def adopt(self, child: subprocess.Popen[bytes]) -> asyncio.Future[int]:
-        """Reap a child when it ends.
+    def watch(self, child: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+        """Wait for a child that was just started.
 
         Args:
             child: A child of this process.
@@ -45,15 +46,20 @@ class Children:
             Its return code as `subprocess` gives it: negative for a signal.
         """
         ended: asyncio.Future[int] = self._loop.create_future()
-        self._waiting[child] = ended
+        self._own[child.pid] = (child, ended)
         self._reap()
         return ended
 
     def _reap(self) -> None:
-        for child in list(self._waiting):
-            code = child.poll()
-            if code is not None:
-                self._waiting.pop(child).set_result(code)
+        # WNOWAIT: what has ended is looked at first, since a child of ours is for its Popen to reap.
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):  # no child is left at all
+            while (status := os.waitid(os.P_ALL, 0, flags)) is not None:
+                if status.si_pid not in self._own:
+                    os.waitpid(status.si_pid, os.WNOHANG)
+                    continue
+                child, ended = self._own.pop(status.si_pid)
+                ended.set_result(child.wait())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,7 @@ class Sessions:
             process.stderr.write(f"cannot start the command: {error}\n".encode())
             process.exit(_CANNOT_EXECUTE)
             return
-        ended = self.children.adopt(session.child)
+        ended = self.children.watch(session.child)
         gone = asyncio.ensure_future(process.wait_closed())
         talk = asyncio.ensure_future(session.talk(process, ended))
         # When the client goes first, the command lives on; only its pipes are closed.
@@ -218,10 +224,8 @@ def _take_terminal() -> None:
 
 
 def _signal_group(group: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
-    except ProcessLookupError:
-        return
 
 
 def _report_exit(process: Any, code: int) -> None:
