@@ -1,0 +1,515 @@
+"""Running one job on every node of a lease: started once, followed to its end, stopped as one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpu_flows.clouds.base import Box
+from gpu_flows.clouds.errors import BoxLost, CloudError
+from gpu_flows.errors import BadRequest, GpuFlowsError
+from gpu_flows.progress import Listener, Progress, ignore
+from gpu_flows.training.commands import NodeCommand, node_command
+from gpu_flows.training.diagnose import Diagnosis, ExitCause, NodeEvidence, diagnose
+from gpu_flows.training.evidence import read_evidence
+from gpu_flows.training.logbook import LogBook, ShowLine, show_nothing
+from gpu_flows.training.sources import check_sources
+from gpu_flows.training.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from gpu_flows.remote.files import Fetched, Upload
+    from gpu_flows.remote.jobs import JobStatus
+    from gpu_flows.remote.ssh import RemoteBox
+
+CODE_FOLDER = "gpu-flows"
+"""Folder within the login's home that holds the uploaded code, one folder a job."""
+
+_CALL_TIMEOUT_S = 120.0
+_UPLOAD_TIMEOUT_S = 3600.0
+_FETCH_TIMEOUT_S = 3600.0
+_KILL_GRACE_S, _KILL_TIMEOUT_S = 10.0, 60.0
+_STRAGGLERS_S = 5.0
+"""How long the other nodes may take to fail by themselves after the first one did."""
+_LOOK_S, _LOOK_AFTER_DROP_S = 60.0, 5.0
+_MARK_DELIVERED = 'touch "$HOME/.gpu-flows/jobs/$1/delivered"'
+_DELIVERED = 'cd "$HOME/.gpu-flows/jobs" 2>/dev/null && for d in */delivered; do [ -e "$d" ] && echo "${d%/*}"; done; :'
+
+
+class Heartbeat(Protocol):
+    """Tells a box that somebody still follows its job; without it the box ends itself before its deadline."""
+
+    async def arm(self, box: RemoteBox, *, silence_s: float, timeout_s: float) -> None:
+        """Let the box end itself after so many seconds of silence."""
+        ...
+
+    async def renew(self, box: RemoteBox, *, timeout_s: float) -> None:
+        """Break the silence."""
+        ...
+
+    async def disarm(self, box: RemoteBox, *, timeout_s: float) -> None:
+        """Leave the box its deadline alone."""
+        ...
+
+
+class LeaseTooShort(BadRequest):
+    """The boxes end before the job could."""
+
+    code = "LEASE_TOO_SHORT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One box as a launch sees it.
+
+    Attributes:
+        index: Index of the node.
+        box: The box.
+        remote: The connection to it.
+        describe: Asks its cloud how it is; blocks.
+        deadline: When it must be gone, aware.
+    """
+
+    index: int
+    box: Box
+    remote: RemoteBox
+    describe: Callable[[], Box]
+    deadline: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """How a job is run and followed.
+
+    Attributes:
+        folder: Folder of this machine for its logs and outputs.
+        key: Tells two jobs of one lease apart that have the same entrypoint and arguments.
+        secrets: Values of the spec's secrets, by name.
+        heartbeat: Breaks the silence of the boxes; None where nothing listens.
+        heartbeat_timeout_s: How long the boxes live on without hearing from us; None for their deadline alone.
+        detach: Return as soon as the job runs.
+        budget_s: Seconds until the money is spent; None for no limit.
+        wanted: Tells whether the owner still wants it; asked at each heartbeat.
+        show_line: Shown what the job writes: where from, and the line.
+        upload_progress: Told the bytes sent and the bytes in all.
+        listener: Told what happens.
+    """
+
+    folder: Path
+    key: str = ""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    heartbeat: Heartbeat | None = None
+    heartbeat_timeout_s: float | None = 1800
+    detach: bool = False
+    budget_s: float | None = None
+    wanted: Callable[[], bool | None] = lambda: None
+    show_line: ShowLine = show_nothing
+    upload_progress: Callable[[int, int], None] | None = None
+    listener: Listener = ignore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        job_id: Its id on the boxes.
+        diagnosis: The cause; None while it runs on (detached).
+        nodes: What each node left.
+        fetched: The outputs; None when there were none to fetch or no box to fetch them from.
+        seconds: Length of each phase.
+        reattached: Whether it had been started before.
+    """
+
+    job_id: str
+    diagnosis: Diagnosis | None
+    nodes: Sequence[NodeEvidence] = ()
+    fetched: Fetched | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    reattached: bool = False
+
+
+def job_base(lease: str, spec: TrainingSpec, key: str) -> str:
+    """Return what the ids of a job's attempts start with: the same for every retry of the same call."""
+    text = json.dumps([lease, key, spec.entrypoint, list(spec.args)], ensure_ascii=False)
+    stem = re.sub(r"[^a-z0-9]+", "-", (key or Path(spec.target).stem).lower()).strip("-")[:24] or "job"
+    return f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+
+async def launch(
+    nodes: Sequence[Node], lease: str, spec: TrainingSpec, *, nproc: int, options: LaunchOptions
+) -> JobResult:
+    """Run a job on every node, follow it to its end, and fetch its outputs.
+
+    Args:
+        nodes: The boxes, ready, in the order of their index.
+        lease: The lease id.
+        spec: What to run.
+        nproc: Processes on each node.
+        options: How.
+
+    Returns:
+        How it ended; a failed training is a result and not an exception.
+
+    Raises:
+        LeaseTooShort: When a new job would not fit into what is left of the lease.
+        BadRequest: When the spec's files are missing.
+        SshError: When the boxes cannot be reached to start it.
+    """
+    gang = _Gang(nodes, lease, spec, nproc, options)
+    return await gang.run()
+
+
+class _Gang:
+    """The nodes of one job, which live and die together."""
+
+    def __init__(
+        self, nodes: Sequence[Node], lease: str, spec: TrainingSpec, nproc: int, options: LaunchOptions
+    ) -> None:
+        self._nodes = sorted(nodes, key=lambda node: node.index)
+        self._spec, self._nproc, self._options = spec, nproc, options
+        self._base = job_base(lease, spec, options.key)
+        self._job_id = ""
+        self._seconds: dict[str, float] = {}
+        self._stop: ExitCause | None = None
+        self._dropped_at: dict[int, float] = {}
+
+    async def run(self) -> JobResult:
+        self._job_id, found = await self._attempt()
+        if found:
+            self._tell("job.reattached", f"job {self._job_id} was started before: following it")
+            await asyncio.gather(*map(self._arm, self._nodes))
+        else:
+            await self._start_new()
+        if self._options.detach:
+            return JobResult(job_id=self._job_id, diagnosis=None, seconds=self._seconds, reattached=found)
+        with self._phase("train"):
+            lost, stopped = await self._follow()
+        evidence = await self._evidence(lost, stopped)
+        diagnosis = diagnose(evidence, stop=self._stop)
+        fetched = await self._fetch(lost) if self._spec.outputs else None
+        await self._mark_delivered(lost)
+        return JobResult(
+            job_id=self._job_id,
+            diagnosis=diagnosis,
+            nodes=evidence,
+            fetched=fetched,
+            seconds=self._seconds,
+            reattached=found,
+        )
+
+    # Starting
+
+    async def _attempt(self) -> tuple[str, bool]:
+        """Return the id of the job to follow, and whether it was started before.
+
+        What runs, what succeeded, and what ended while nobody was there to hear of it is followed; only a
+        failure that was told already is worth another attempt.
+        """
+        from gpu_flows.remote.jobs import list_jobs
+
+        head = self._nodes[0].remote
+        mine: dict[int, JobStatus] = {}
+        for status in await list_jobs(head, timeout_s=_CALL_TIMEOUT_S):
+            stem, _, number = status.job_id.rpartition("-")
+            if stem == self._base and number.isdigit():
+                mine[int(number)] = status
+        if not mine:
+            return f"{self._base}-1", False
+        last = max(mine)
+        status = mine[last]
+        if not status.has_ended or (status.exit_code == 0 and status.why == "exit"):
+            return status.job_id, True
+        told = (await head.script(_DELIVERED, timeout_s=_CALL_TIMEOUT_S)).decode().split()
+        if status.job_id not in told:
+            return status.job_id, True
+        return f"{self._base}-{last + 1}", False
+
+    async def _start_new(self) -> None:
+        from gpu_flows.remote.jobs import start_job
+
+        self._check_time_left()
+        sources = check_sources(self._spec)
+        for advice in sources.advice:
+            self._tell("advice", advice)
+        code = f"{CODE_FOLDER}/{self._base}"
+        with self._phase("upload"):
+            uploads = await asyncio.gather(*(self._upload(node, sources.path, code) for node in self._nodes))
+        first = uploads[0]
+        how = "unchanged" if first.unchanged else f"{first.sent_bytes / 1e6:.1f} MB sent"
+        self._tell("code.uploaded", f"{first.files} files on {len(uploads)} boxes, {how}")
+        if first.ignored:
+            names = ", ".join(first.ignored[:5]) + (" ..." if len(first.ignored) > 5 else "")
+            self._tell("code.ignored", f"{len(first.ignored)} ignored by git and not uploaded: {names}")
+        with self._phase("start"):
+            address, port = await self._meeting_point()
+            plans = [self._plan(node, address, port, code) for node in self._nodes]
+            await asyncio.gather(*map(self._arm, self._nodes))
+            await asyncio.gather(
+                *(
+                    start_job(
+                        node.remote,
+                        self._job_id,
+                        plan.command,
+                        env=plan.env,
+                        secrets=self._options.secrets,
+                        files=plan.files,
+                        timeout_s=_CALL_TIMEOUT_S,
+                    )
+                    for node, plan in zip(self._nodes, plans, strict=True)
+                )
+            )
+        self._tell("job.started", f"job {self._job_id} runs: {plans[0].summary}")
+
+    def _plan(self, node: Node, address: str | None, port: int | None, code: str) -> NodeCommand:
+        return node_command(
+            self._spec,
+            node=node.index,
+            nodes=len(self._nodes),
+            nproc=self._nproc,
+            master_addr=address,
+            master_port=port,
+            code_dir=code,
+        )
+
+    async def _upload(self, node: Node, source: Path, target: str) -> Upload:
+        from gpu_flows.remote.files import upload_tree
+
+        return await upload_tree(
+            node.remote,
+            source,
+            target,
+            include=self._spec.include,
+            progress=self._options.upload_progress if node.index == 0 else None,
+            timeout_s=_UPLOAD_TIMEOUT_S,
+        )
+
+    async def _meeting_point(self) -> tuple[str | None, int | None]:
+        """Return address and port where the nodes meet, found free on the first one just now."""
+        if len(self._nodes) == 1:
+            return None, None
+        from gpu_flows.training.rendezvous import find_port
+
+        head = self._nodes[0]
+        address = head.box.private_address or (head.box.endpoint.host if head.box.endpoint else None)
+        if address is None:
+            raise BadRequest(f"box {head.box.id} has no address by which the other nodes reach it")
+        return address, await find_port(head.remote, address, timeout_s=_CALL_TIMEOUT_S)
+
+    def _check_time_left(self) -> None:
+        ends = min(node.deadline for node in self._nodes)
+        left = ends - datetime.now(UTC)
+        if left < self._spec.max_duration:
+            raise LeaseTooShort(
+                f"the boxes end at {ends:%Y-%m-%d %H:%M} UTC, in {left.total_seconds() / 60:.0f} min, but the "
+                f"job may take {self._spec.max_duration.total_seconds() / 60:.0f} min",
+                hint="tear the lease down and provision again, or lower max_duration",
+            )
+
+    async def _arm(self, node: Node) -> None:
+        heartbeat, silence_s = self._options.heartbeat, self._options.heartbeat_timeout_s
+        if heartbeat is None:
+            return
+        if self._options.detach or silence_s is None:
+            await heartbeat.disarm(node.remote, timeout_s=_CALL_TIMEOUT_S)
+        else:
+            await heartbeat.arm(node.remote, silence_s=silence_s, timeout_s=_CALL_TIMEOUT_S)
+
+    # Following
+
+    async def _follow(self) -> tuple[dict[int, str], set[int]]:
+        """Follow every node to its end; return the nodes that were lost, and those that we stopped."""
+        lost: dict[int, str] = {}
+        stopped: set[int] = set()
+        followers = {asyncio.create_task(self._follow_node(node)): node for node in self._nodes}
+        keepers = [asyncio.create_task(self._watch(node, task)) for task, node in followers.items()]
+        keepers += [asyncio.create_task(self._beat()), asyncio.create_task(self._limits())]
+        try:
+            pending = set(followers)
+            while pending:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                failed = False
+                for task in done:
+                    node = followers[task]
+                    try:
+                        status = task.result()
+                    except (asyncio.CancelledError, BoxLost) as error:
+                        lost[node.index] = str(error) or "the box is gone"
+                        failed = True
+                    else:
+                        failed = failed or not (status.exit_code == 0 and status.why == "exit")
+                if failed and pending:
+                    _, pending = await asyncio.wait(pending, timeout=_STRAGGLERS_S)
+                    stopped |= {followers[task].index for task in pending}
+                    await self._kill([followers[task] for task in pending])
+        finally:
+            for task in [*keepers, *followers]:
+                task.cancel()
+            await asyncio.gather(*keepers, *followers, return_exceptions=True)
+        return lost, stopped
+
+    async def _follow_node(self, node: Node) -> JobStatus:
+        from gpu_flows.remote.logs import follow_all
+
+        left_s = max(60.0, (node.deadline - datetime.now(UTC)).total_seconds())
+        with LogBook(
+            self._options.folder,
+            node=node.index,
+            nodes=len(self._nodes),
+            ranks=range(node.index * self._nproc, (node.index + 1) * self._nproc),
+            secrets=[*self._options.secrets.values(), *self._spec.sensitive_values()],
+            job_id=self._job_id,
+            show_line=self._options.show_line,
+        ) as book:
+            return await follow_all(
+                node.remote,
+                self._job_id,
+                book.sinks,
+                offsets=book.offsets,
+                deadline_s=left_s,
+                on_drop=lambda error: self._dropped(node, error),
+            )
+
+    def _dropped(self, node: Node, error: GpuFlowsError) -> None:
+        self._dropped_at[node.index] = time.monotonic()
+        self._tell("connection.lost", f"node {node.index}: {error.message}: connecting again")
+
+    async def _watch(self, node: Node, follower: asyncio.Task[JobStatus]) -> None:
+        """Ask the cloud about the box: now and then, and often while its connection is lost."""
+        while True:
+            dropped = time.monotonic() - self._dropped_at.get(node.index, -math.inf) < _LOOK_S
+            await asyncio.sleep(_LOOK_AFTER_DROP_S if dropped else _LOOK_S)
+            try:
+                box = await asyncio.to_thread(node.describe)
+            except CloudError:
+                # The cloud not answering says nothing about the box.
+                continue
+            if not box.state.may_serve:
+                follower.cancel(
+                    f"box {box.id} is {box.state}" + (f": {box.state_reason}" if box.state_reason else "")
+                )
+                return
+
+    async def _beat(self) -> None:
+        """Renew the boxes' heartbeat, and ask whether the owner still wants them."""
+        timeout_s = self._options.heartbeat_timeout_s
+        pause_s = 60.0 if timeout_s is None else min(60.0, timeout_s / 6)
+        while True:
+            if await asyncio.to_thread(self._options.wanted) is False:
+                await self._stop_all(ExitCause.CANCELLED, "the owner no longer wants it")
+                return
+            if self._options.heartbeat is not None and timeout_s is not None:
+                await asyncio.gather(*(self._renew(self._options.heartbeat, node) for node in self._nodes))
+            await asyncio.sleep(pause_s)
+
+    async def _renew(self, heartbeat: Heartbeat, node: Node) -> None:
+        from gpu_flows.remote.errors import SshError
+
+        # A lost connection is the follower's to mend; the heartbeat has several tries before it is missed.
+        with contextlib.suppress(SshError, TimeoutError):
+            await heartbeat.renew(node.remote, timeout_s=_CALL_TIMEOUT_S)
+
+    async def _limits(self) -> None:
+        """Stop the job at the end of its time or money."""
+        from gpu_flows.remote.errors import SshError
+        from gpu_flows.remote.jobs import job_status
+
+        allowed_s = self._spec.max_duration.total_seconds()
+        used_s = 0.0
+        with contextlib.suppress(SshError):
+            status = await job_status(self._nodes[0].remote, self._job_id, timeout_s=_CALL_TIMEOUT_S)
+            if status.started_at and status.box_time:
+                used_s = (status.box_time - status.started_at) / timedelta(seconds=1)
+        left_s, cause = max(0.0, allowed_s - used_s), ExitCause.DEADLINE
+        if self._options.budget_s is not None and self._options.budget_s < left_s:
+            left_s, cause = max(0.0, self._options.budget_s), ExitCause.BUDGET
+        await asyncio.sleep(left_s)
+        what = "its max_duration is over" if cause is ExitCause.DEADLINE else "its max_cost is spent"
+        await self._stop_all(cause, what)
+
+    async def _stop_all(self, cause: ExitCause, reason: str) -> None:
+        self._stop = self._stop or cause
+        self._tell("job.stopping", f"stopping job {self._job_id}: {reason}")
+        await self._kill(self._nodes)
+
+    async def _kill(self, nodes: Sequence[Node]) -> None:
+        from gpu_flows.remote.jobs import kill_job
+
+        async def kill(node: Node) -> None:
+            left = await kill_job(node.remote, self._job_id, grace_s=_KILL_GRACE_S, timeout_s=_KILL_TIMEOUT_S)
+            if left:
+                self._tell("job.unkillable", f"{left} processes on node {node.index} cannot be killed")
+
+        for outcome in await asyncio.gather(*map(kill, nodes), return_exceptions=True):
+            # A box that cannot be reached is destroyed by the teardown, and its job with it.
+            if isinstance(outcome, Exception) and not isinstance(outcome, GpuFlowsError | TimeoutError):
+                raise outcome
+
+    # Afterwards
+
+    async def _evidence(self, lost: Mapping[int, str], stopped: set[int]) -> list[NodeEvidence]:
+        return list(
+            await asyncio.gather(
+                *(
+                    read_evidence(
+                        node.remote,
+                        self._job_id,
+                        node=node.index,
+                        lost=lost.get(node.index),
+                        stopped=node.index in stopped,
+                        timeout_s=_CALL_TIMEOUT_S,
+                    )
+                    for node in self._nodes
+                )
+            )
+        )
+
+    async def _fetch(self, lost: Mapping[int, str]) -> Fetched | None:
+        from gpu_flows.remote.errors import SshError
+        from gpu_flows.remote.files import fetch
+
+        head = self._nodes[0]
+        if head.index in lost:
+            return None
+        target = self._spec.outputs_to or self._options.folder / "outputs"
+        with self._phase("outputs"):
+            try:
+                return await fetch(
+                    head.remote,
+                    self._spec.outputs,
+                    target,
+                    cwd=f"{CODE_FOLDER}/{self._base}",
+                    timeout_s=_FETCH_TIMEOUT_S,
+                )
+            except SshError as error:
+                self._tell("outputs.failed", f"the outputs could not be fetched: {error}")
+                return None
+
+    async def _mark_delivered(self, lost: Mapping[int, str]) -> None:
+        if self._nodes[0].index in lost:
+            return
+        from gpu_flows.remote.errors import SshError
+
+        # At worst the next attempt hears of this end once more.
+        with contextlib.suppress(SshError):
+            await self._nodes[0].remote.script(_MARK_DELIVERED, self._job_id, timeout_s=_CALL_TIMEOUT_S)
+
+    @contextlib.contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - began
+
+    def _tell(self, kind: str, message: str, **data: Any) -> None:
+        self._options.listener(Progress("launch", kind, message, data))
