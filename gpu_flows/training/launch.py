@@ -41,6 +41,7 @@ _KILL_GRACE_S, _KILL_TIMEOUT_S = 10.0, 60.0
 _STRAGGLERS_S = 5.0
 """How long the other nodes may take to fail by themselves after the first one did."""
 _LOOK_S, _LOOK_AFTER_DROP_S = 60.0, 5.0
+_TICK_S = 1.0
 _MARK_DELIVERED = 'touch "$HOME/.gpu-flows/jobs/$1/delivered"'
 _DELIVERED = 'cd "$HOME/.gpu-flows/jobs" 2>/dev/null && for d in */delivered; do [ -e "$d" ] && echo "${d%/*}"; done; :'
 
@@ -167,6 +168,22 @@ async def launch(
     """
     gang = _Gang(nodes, lease, spec, nproc, options)
     return await gang.run()
+
+
+@contextlib.contextmanager
+def _ticking(book: LogBook) -> Iterator[None]:
+    """Show the state of progress bars also while nothing new comes."""
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            book.tick()
+
+    task = asyncio.create_task(tick())
+    try:
+        yield
+    finally:
+        task.cancel()
 
 
 class _Gang:
@@ -364,12 +381,11 @@ class _Gang:
         with LogBook(
             self._options.folder,
             node=node.index,
-            nodes=len(self._nodes),
             ranks=range(node.index * self._nproc, (node.index + 1) * self._nproc),
             secrets=[*self._options.secrets.values(), *self._spec.sensitive_values()],
             job_id=self._job_id,
             show_line=self._options.show_line,
-        ) as book:
+        ) as book, _ticking(book):
             return await follow_all(
                 node.remote,
                 self._job_id,
