@@ -186,7 +186,7 @@ def rank(
         offers: What `match` returned.
         strategy: Whether alternatives are an order of preference.
         spot: Only `PREFER` makes a difference.
-        clouds: Clouds in the order given by the user.
+        clouds: Clouds in the order given by the user, ``runpod@team_a`` for one account.
     """
     ordered, prefer = strategy is Strategy.ORDERED, spot is Spot.PREFER
     place = {cloud: index for index, cloud in enumerate(clouds)}
@@ -200,7 +200,7 @@ def rank(
             price if price == price else math.inf,  # NaN would make the order depend on the input
             offer.alternative,
             offer.gpu_count,
-            place.get(offer.cloud, len(place)),
+            place.get(f"{offer.cloud}@{offer.account}", place.get(offer.cloud, len(place))),
             offer.cloud,
             offer.account,
             offer.region,

@@ -196,6 +196,7 @@ def test_ties_go_to_the_smaller_box_and_then_to_the_users_order_of_clouds() -> N
     ]
     assert names(rank(offers)) == ["aws", "runpod", "large"]
     assert names(rank(offers, clouds=["runpod", "aws"])) == ["runpod", "aws", "large"]
+    assert names(rank(offers, clouds=["runpod@default", "aws"])) == ["runpod", "aws", "large"]
 
 
 def test_why_there_is_none() -> None:

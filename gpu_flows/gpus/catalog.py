@@ -90,7 +90,7 @@ class Catalog:
             raise BadRequest(f"{name!r} is {what}, not a card")
         if selection.name in self._model_by_name:
             return self._model_by_name[selection.name]
-        return max(self._models(selection), key=lambda model: model.vram_gb)
+        return max(self._models(selection), key=lambda model: (model.vram_gb, model.name))
 
     def vram_for(self, name: str) -> int:
         """Return the nominal memory of the card that `find` returns, in GB."""
@@ -218,7 +218,7 @@ class Catalog:
 
 def _by_memory(candidates: Iterable[GpuVariant], vram_mib: float | None) -> GpuVariant | None:
     """Return the largest card that the reported memory allows; None when it is not reported and decides."""
-    found = sorted(candidates, key=lambda variant: variant.vram_gb)
+    found = sorted(candidates, key=lambda variant: (variant.vram_gb, variant.name))
     if vram_mib is not None:
         found = [each for each in found if vram_mib >= KNOWN_CARD_SHARE * each.vram_gb * 1024][-1:]
     return found[0] if len(found) == 1 else None
