@@ -100,3 +100,19 @@ async def until(condition, timeout_s: float = 20) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+def connections_of(server) -> list[int]:
+    """Return the processes of an OpenSSH server that serve connections now, parents before children."""
+    children: dict[int, list[int]] = {}
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            if fields[0] != "Z" and b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                children.setdefault(int(fields[1]), []).append(pid)
+    found, todo = [], [server.process.pid]
+    while todo:
+        below = children.get(todo.pop(0), [])
+        found += below
+        todo += below
+    return found

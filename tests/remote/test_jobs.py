@@ -21,7 +21,7 @@ from gpu_flows.remote import jobs
 from gpu_flows.remote.errors import RemoteScriptFailed
 from gpu_flows.remote.jobs import JobState, job_status, kill_job, list_jobs, start_job
 from gpu_flows.remote.ssh import RemoteBox
-from tests.remote.shellbox import SHELLS, ShellBox, pids, until, with_variable
+from tests.remote.shellbox import SHELLS, ShellBox, connections_of, pids, until, with_variable
 
 pytestmark = pytest.mark.anyio
 
@@ -589,7 +589,7 @@ async def test_over_ssh_with_a_noisy_login_shell_in_job_control_mode(sshd):
         assert status.state is JobState.RUNNING
         await until(lambda: log_of(sshd, "j") == b"a'b")
         # Nothing but the job itself hangs on the connection: it outlives it.
-        for pid in sshd.connections():
+        for pid in connections_of(sshd):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         assert (await status_of(box, "j")).state is JobState.RUNNING
@@ -604,7 +604,7 @@ async def test_over_ssh_lost_connections_while_it_starts(sshd):
     async def cut(times: int) -> None:
         for _ in range(times):
             await asyncio.sleep(0.15)
-            for pid in sshd.connections():
+            for pid in connections_of(sshd):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
