@@ -137,10 +137,8 @@ class LocalCloud:
             now = self._now(record)
             if now.state is not BoxState.GONE:
                 return now
-        ended = self._registry.ended_record(box_id)
-        if ended is None:
-            return replace(box, state=BoxState.GONE, state_reason="no such box", endpoint=None)
-        return replace(self._box(ended[0], BoxState.GONE), ended_at=ended[1])
+        ended_at = self._registry.ended_at(box_id)
+        return replace(box, state=BoxState.GONE, state_reason="", endpoint=None, ended_at=ended_at)
 
     def destroy(self, box: Box) -> None:
         """End the box with every process and file of it; it is gone when this returns."""

@@ -13,6 +13,7 @@ exists has, or had, a process that starts its dead-man, whenever its maker is ki
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -231,13 +232,11 @@ class Registry:
             raise UnexpectedAnswer(f"{folder.record} is the record of another box, {record.id}")
         return record
 
-    def ended_record(self, box_id: str) -> tuple[BoxRecord, datetime] | None:
-        """Return a box that has ended, and when it did; None for one that nobody remembers."""
+    def ended_at(self, box_id: str) -> datetime | None:
+        """Return when a box ended; None for one that nobody remembers."""
         for path in (self._ended / f"{box_id}.json", BoxFolder(self._trash / box_id).record):
-            try:
-                return BoxRecord.read(path), datetime.fromtimestamp(path.stat().st_mtime, UTC)
-            except FileNotFoundError:
-                continue
+            with contextlib.suppress(FileNotFoundError):
+                return datetime.fromtimestamp(path.stat().st_mtime, UTC)
         return None
 
     def state(self, box_id: str) -> tuple[BoxState, str, SshEndpoint | None]:
