@@ -31,7 +31,11 @@ class Channel:
         opened: The server has accepted the channel; the command may have run.
         exited: The main process has ended.
         closed: Nothing more will come.
-        overflowed: More than `limit_bytes` came; the rest was thrown away.
+        overflowed: More than `limit_bytes` came; the process was asked to terminate.
+        exit_status: Of the main process; -1 when a signal ended it, None while it runs or when it was lost.
+        exit_signal: Name of that signal without SIG.
+        lost: Why the connection ended, when it ended first.
+        feed_error: What the source of stdin raised.
     """
 
     def __init__(self, *, streaming: bool = False, limit_bytes: int = 256 << 20) -> None:
@@ -53,6 +57,7 @@ class Channel:
         self.exit_status: int | None = None
         self.exit_signal: str | None = None
         self.lost: Exception | None = None
+        self.feed_error: Exception | None = None
 
     # What asyncssh calls.
 
@@ -81,7 +86,7 @@ class Channel:
         if not self._streaming and self._buffered + len(self._stderr) > self._limit_bytes:
             self.overflowed = True
             self._chunks.clear()
-            self._chan.abort()
+            self.abandon()
 
     def eof_received(self) -> bool:
         """No more output; keep our own direction open, the command may still read."""
@@ -123,14 +128,30 @@ class Channel:
     # What we call.
 
     async def feed(self, stdin: bytes | AsyncIterable[bytes] | None) -> None:
-        """Send stdin to its end, no faster than the box takes it, and stop when the process has ended."""
-        async for chunk in _pieces(stdin):
-            await self._writable.wait()
-            if self.exited.is_set():
-                return
-            self._chan.write(chunk)
-        if not self.exited.is_set():
+        """Send stdin to its end, no faster than the box takes it, and stop when the process has ended.
+
+        A source that fails ends the process too, which would wait for the rest for ever.
+        """
+        try:
+            async for chunk in _pieces(stdin):
+                await self._writable.wait()
+                if not self._write(chunk):
+                    return
+        except Exception as exc:  # noqa: BLE001 - whoever waits for the process raises it
+            self.feed_error = exc
+            self.abandon()
+            return
+        self._write(None)
+
+    def _write(self, chunk: bytes | None) -> bool:
+        """Write a chunk, or the end of file; return whether the process still listens."""
+        if self.exited.is_set() or self._chan.is_closing():
+            return False
+        if chunk is None:
             self._chan.write_eof()
+        else:
+            self._chan.write(chunk)
+        return True
 
     async def read(self, quiet_s: float) -> bytes:
         """Return the next output, as much as there is up to `CHUNK_BYTES`; empty at its end.
@@ -161,19 +182,21 @@ class Channel:
             self._chan.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def settle(self, quiet_s: float, complete: Callable[[], bool]) -> None:
+    async def settle(self, quiet_s: float, most_s: float, complete: Callable[[], bool]) -> None:
         """Wait, after the exit, until everything has come.
 
-        Normally the channel closes at once. A background child may hold it open: then wait until nothing has
-        come for `quiet_s` and the output is `complete`.
+        Normally the channel closes at once. A background child may hold it open, and even write: then wait
+        until the output is complete and nothing has come for `quiet_s`, or `most_s` are over.
         """
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + most_s
         while not self.closed.is_set():
             before = self.received
             try:
                 async with asyncio.timeout(quiet_s):
                     await self.closed.wait()
             except TimeoutError:
-                if self.received == before and complete():
+                if complete() and (self.received == before or loop.time() > latest):
                     return
 
     @property
@@ -190,15 +213,15 @@ class Channel:
         """All of stderr that is kept."""
         return bytes(self._stderr)
 
-    def abandon(self, *, terminate: bool) -> None:
+    def abandon(self) -> None:
         """Close the channel without waiting for the box.
 
-        Args:
-            terminate: Ask the server to end the process first; one that lives on costs a session.
+        A process that still runs is asked to terminate, which OpenSSH passes on unless the user is root; else it
+        ends when it writes next.
         """
         if self._chan is None or self.closed.is_set():
             return
-        if terminate and not self.exited.is_set():
+        if not self.exited.is_set():
             self._chan.terminate()
         self._chan.abort()
 

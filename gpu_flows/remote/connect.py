@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import random
 import socket
 import weakref
@@ -118,7 +119,9 @@ async def _attempt(
     endpoint: SshEndpoint, key: Any, options: ConnectOptions, through: Login | None
 ) -> tuple[Any, str]:
     import asyncssh
+    from asyncssh.packet import PacketDecodeError  # what garbage in place of a packet raises
 
+    _quieten_asyncssh()
     shown: list[str] = []
 
     class Client(asyncssh.SSHClient):  # type: ignore[misc]
@@ -151,7 +154,7 @@ async def _attempt(
                 tunnel=through.connection if through else (),
                 keepalive_interval=options.keepalive_s,
                 keepalive_count_max=options.keepalive_count,
-                login_timeout=options.login_timeout_s,
+                login_timeout=0,  # ours: it says what it waited for
             )
     except TimeoutError as exc:
         if waiting_for[-1] == "login":
@@ -163,7 +166,7 @@ async def _attempt(
         raise SshUnreachable(f"{what} within {waited_s:g} s") from exc
     except OSError as exc:
         raise _unreachable(where, exc) from exc
-    except asyncssh.Error as exc:
+    except (asyncssh.Error, PacketDecodeError) as exc:
         raise _classified(endpoint, where, exc, shown) from exc
     return connection, shown[-1]
 
@@ -172,6 +175,13 @@ def _turnstile() -> asyncio.Semaphore:
     """Return the semaphore that every login of this loop passes; a process has one loop that logs in."""
     loop = asyncio.get_running_loop()
     return _turnstiles.setdefault(loop, asyncio.Semaphore(_CONNECTS_AT_ONCE))
+
+
+def _quieten_asyncssh() -> None:
+    """Keep its account of every channel out of a task's log, unless somebody asked for it."""
+    logger = logging.getLogger("asyncssh")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
 
 
 def _where(endpoint: SshEndpoint) -> str:
@@ -189,12 +199,10 @@ def _unreachable(where: str, exc: OSError) -> SshUnreachable:
 def _classified(endpoint: SshEndpoint, where: str, exc: Exception, shown: list[str]) -> SshError:
     import asyncssh
 
-    pinned = endpoint.host_key
-    no_such_key = isinstance(exc, asyncssh.KeyExchangeFailed) and "host key" in str(exc)
-    if pinned and (isinstance(exc, asyncssh.HostKeyNotVerifiable) or no_such_key):
-        now = f"shows {shown[-1]}" if shown else f"no longer offers a {pinned.split()[0]} key"
+    if isinstance(exc, asyncssh.HostKeyNotVerifiable) and endpoint.host_key and shown:
         return HostKeyChanged(
-            f"{where} is not the machine it was: it {now}, but {pinned} was pinned at the first contact",
+            f"{where} is not the machine it was: it shows the host key {shown[-1]}, "
+            f"but {endpoint.host_key} was pinned at the first contact",
             hint="the address was given to another machine, or someone sits in between; destroy the box",
         )
     if isinstance(exc, asyncssh.PermissionDenied):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -34,7 +34,10 @@ CHANNELS_AT_ONCE = 6
 
 _QUIET_S = 0.3
 """How long nothing must come before output counts as complete while a background child holds it open."""
-_SETTLE_S = 5.0
+_SETTLE_S = 10.0
+"""How long a background child may go on writing before it is left to itself."""
+_NOISE_LIMIT_BYTES = 1 << 20
+"""How much a login shell may print before the script itself begins."""
 _CLOSE_S = 2.0
 _OUTPUT_LIMIT_BYTES = 256 << 20
 
@@ -102,10 +105,11 @@ class RemoteBox:
             keepalive_count=keepalive_count,
         )
         self._slots = asyncio.Semaphore(channels)
+        self._channels: set[Channel] = set()
+        self._one_ended = asyncio.Event()
         self._connecting = asyncio.Lock()
         self._login: Login | None = None
-        self._open = 0
-        self._released = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def endpoint(self) -> SshEndpoint:
@@ -139,7 +143,8 @@ class RemoteBox:
         Raises:
             SshUnreachable: No connection; nothing ran.
             SshDropped: The connection was lost meanwhile; the command may have run.
-            RemoteTimeout: The command did not end in time; it was asked to terminate.
+            RemoteTimeout: The command did not end in time. It may go on: OpenSSH passes our signal to no
+                process of root's, so what waits on a box needs an end of its own.
         """
         channel = await self._finished(command, stdin, timeout_s, lambda _stdout: True)
         assert channel.exit_status is not None  # noqa: S101 - _finished guarantees it
@@ -159,21 +164,23 @@ class RemoteBox:
             SshError: As for `run`.
         """
         nonce = framing.new_nonce()
-        command = framing.framed_command(nonce, text, args)
         channel = await self._finished(
-            command, stdin, timeout_s, lambda stdout: framing.find_reply(nonce, stdout) is not None
+            framing.framed_command(nonce, text, args),
+            stdin,
+            timeout_s,
+            lambda stdout: framing.find_reply(nonce, stdout) is not None,
         )
         reply = framing.find_reply(nonce, channel.stdout)
         stderr = framing.after_begin(nonce, channel.stderr)
         if reply is None:
-            raise self._script_failed("could not be run", channel.exit_status, stderr or channel.stdout)
+            raise self._script_failed(channel, stderr or channel.stdout)
         if reply.exit_status != 0:
-            raise self._script_failed("failed", reply.exit_status, stderr)
+            raise self._script_failed(channel, stderr, reply.exit_status)
         return reply.stdout
 
     async def stream(
         self, text: str, *args: str, stdin: Stdin = None, timeout_s: float
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         """Run POSIX sh text and yield its stdout as it comes, raw, in chunks of up to 256 KiB.
 
         Close the iterator (`contextlib.aclosing`) when leaving it early: that ends the script.
@@ -188,45 +195,40 @@ class RemoteBox:
             RemoteScriptFailed: After the last chunk, when it ended with another status than 0.
             SshError: As for `run`.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_s
+        deadline = _Deadline.after(timeout_s)
         nonce = framing.new_nonce()
         begin = framing.begin_line(nonce)
-        channel = Channel(streaming=True)
-        async with self._running(channel, framing.streamed_command(nonce, text, args), deadline, timeout_s):
-            feeding = asyncio.ensure_future(channel.feed(stdin))
-            try:
-                head: bytes | None = b""
-                while True:
-                    async with self._deadline(channel, deadline, timeout_s):
-                        chunk = await channel.read(_QUIET_S)
-                    if not chunk:
+        head = b""
+        begun = False
+        command = framing.streamed_command(nonce, text, args)
+        async with self._command(command, stdin, deadline, streaming=True) as channel:
+            while True:
+                async with self._not_beyond(deadline):
+                    chunk = await channel.read(_QUIET_S)
+                if not chunk:
+                    break
+                if not begun:
+                    head += chunk
+                    _, found, chunk = head.partition(begin)
+                    begun = bool(found)
+                    if not begun and len(head) > _NOISE_LIMIT_BYTES:
                         break
-                    if head is not None:
-                        head += chunk
-                        _, line, chunk = head.partition(begin)
-                        if not line:
-                            continue
-                        head = None
-                    if chunk:
-                        yield chunk
-                if feeding.done():
-                    feeding.result()
-            finally:
-                await _cancelled(feeding)
-        self._raise_if_lost(channel)
-        if head is not None:
-            raise self._script_failed("could not be run", channel.exit_status, channel.stderr or head)
-        if channel.exit_status != 0:
-            raise self._script_failed("failed", channel.exit_status, channel.stderr)
+                if begun and chunk:
+                    yield chunk
+        self._raise_what_cut_it(channel)
+        if channel.exit_status != 0 or not begun:
+            raise self._script_failed(channel, channel.stderr or head)
 
-    async def wait_until_reachable(self, *, deadline_s: float, backoff: Backoff | None = None) -> None:
+    async def wait_until_reachable(
+        self, *, deadline_s: float, authentication_grace_s: float = 300, backoff: Backoff | None = None
+    ) -> None:
         """Log in, again and again, until it works: a new box takes minutes to answer.
 
         A refused key is tried again too, since sshd often starts before the key is installed.
 
         Args:
             deadline_s: How long to go on.
+            authentication_grace_s: How long to go on once a box answers and refuses the key.
             backoff: Pauses between attempts; by default 5 s and more, shorter on loopback.
 
         Raises:
@@ -235,25 +237,31 @@ class RemoteBox:
             HostKeyChanged: At once.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + deadline_s
+        started = loop.time()
+        deadline = started + deadline_s
         pause = backoff or (_loopback_backoff if self._is_loopback() else polite_backoff)
         failures = 0
-        last: SshUnreachable | SshAuthenticationFailed | None = None
+        failure: SshUnreachable | SshAuthenticationFailed = SshUnreachable(f"{self._name()} does not answer")
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     await self._connection()
                 return
-            except (SshUnreachable, SshAuthenticationFailed) as exc:
-                last = exc
+            except SshAuthenticationFailed as exc:
+                failure = exc
+                deadline = min(deadline, loop.time() + authentication_grace_s)
+                authentication_grace_s = float("inf")  # counted from the first refusal
+            except SshUnreachable as exc:
+                failure = exc
             except TimeoutError:
-                last = last or SshUnreachable(f"{self._name()} did not answer")
+                pass  # our own deadline cut the attempt short: the failure before it says more
             failures += 1
             wait_s = pause(failures)
             if loop.time() + wait_s >= deadline:
-                raise type(last)(
-                    f"gave up after {deadline_s:g} s and {failures} attempts: {last.message}", hint=last.hint
-                ) from last
+                raise type(failure)(
+                    f"gave up after {loop.time() - started:.0f} s and {failures} attempts: {failure.message}",
+                    hint=failure.hint,
+                ) from failure
             await asyncio.sleep(wait_s)
 
     # One command, from a free slot to its end.
@@ -262,68 +270,90 @@ class RemoteBox:
         self, command: str, stdin: Stdin, timeout_s: float, complete: Callable[[bytes], bool]
     ) -> Channel:
         """Run a command to its end, and return the channel with everything it wrote."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        channel = Channel(limit_bytes=_OUTPUT_LIMIT_BYTES)
-        async with self._running(channel, command, deadline, timeout_s):
-            feeding = asyncio.ensure_future(channel.feed(stdin))
-            try:
-                async with self._deadline(channel, deadline, timeout_s):
-                    exited = asyncio.ensure_future(channel.exited.wait())
-                    await asyncio.wait({feeding, exited}, return_when=asyncio.FIRST_COMPLETED)
-                    if feeding.done():
-                        feeding.result()
-                    await exited
-                    await self._settled(channel, complete)
-            finally:
-                await _cancelled(feeding)
-        if channel.overflowed:
-            raise OutputTooLarge(
-                f"a command on {self._name()} wrote more than {_OUTPUT_LIMIT_BYTES >> 20} MiB; it was ended"
-            )
-        self._raise_if_lost(channel)
+        deadline = _Deadline.after(timeout_s)
+        async with self._command(command, stdin, deadline) as channel, self._not_beyond(deadline):
+            await channel.exited.wait()
+            await channel.settle(_QUIET_S, _SETTLE_S, lambda: complete(channel.stdout))
+        self._raise_what_cut_it(channel)
         return channel
 
-    async def _settled(self, channel: Channel, complete: Callable[[bytes], bool]) -> None:
-        try:
-            async with asyncio.timeout(_SETTLE_S):
-                await channel.settle(_QUIET_S, lambda: complete(channel.stdout))
-        except TimeoutError:
-            pass  # a background child that never stops writing; the main process has ended
-
     @asynccontextmanager
-    async def _running(
-        self, channel: Channel, command: str, deadline: float, timeout_s: float
-    ) -> AsyncIterator[None]:
-        """Hold a slot, start the command on the channel, and close the channel in the end."""
-        async with self._deadline(channel, deadline, timeout_s):
-            await self._slots.acquire()
+    async def _command(
+        self, command: str, stdin: Stdin, deadline: _Deadline, *, streaming: bool = False
+    ) -> AsyncIterator[Channel]:
+        """Hold a slot, start the command, feed it its stdin meanwhile, and close its channel in the end."""
         try:
+            async with asyncio.timeout_at(deadline.at):
+                await self._slots.acquire()
+        except TimeoutError as exc:
+            raise self._not_taken(deadline) from exc
+        try:
+            channel = await self._start(command, deadline, streaming=streaming)
+            feeding = asyncio.create_task(channel.feed(stdin))
             try:
-                async with self._deadline(channel, deadline, timeout_s):
-                    await self._start(channel, command)
-                yield
+                yield channel
             finally:
-                channel.abandon(terminate=True)
+                self._close(channel)
+                self._one_ended.set()
+                feeding.cancel()
+                await asyncio.wait({feeding})
         finally:
             self._slots.release()
 
-    async def _start(self, channel: Channel, command: str) -> None:
+    async def _start(self, command: str, deadline: _Deadline, *, streaming: bool) -> Channel:
+        """Start a command, over a new connection if the one there is cannot take it."""
         import asyncssh
 
-        for attempt in (1, 2):
-            connection = await self._connection()
+        reconnected = False
+        while True:
+            channel = Channel(streaming=streaming, limit_bytes=_OUTPUT_LIMIT_BYTES)
+            self._channels.add(channel)
+            self._one_ended.clear()
+            started = False
             try:
-                await connection.create_session(lambda: channel, command, encoding=None, window=WINDOW_BYTES)
-                return
+                async with asyncio.timeout_at(deadline.at):
+                    connection = await self._connection()
+                    await connection.create_session(
+                        lambda channel=channel: channel, command, encoding=None, window=WINDOW_BYTES
+                    )
+                started = True
+                return channel
+            except TimeoutError as exc:
+                raise self._not_taken(deadline) from exc
             except (OSError, asyncssh.Error) as exc:
-                if channel.opened:
+                alive = self._login is not None and self._login.alive
+                if channel.opened and not alive:
                     raise SshDropped(f"{self._name()} was lost while it took a command: {exc}") from exc
-                # Never opened, so nothing ran: a dead connection, or one that has run out of sessions.
-                await self._forget(connection)
-                if attempt == 2:
-                    raise SshUnreachable(f"{self._name()} does not open another session: {exc}") from exc
+                if reconnected:
+                    raise SshUnreachable(f"{self._name()} takes no more commands: {exc}") from exc
+            finally:
+                if not started:
+                    self._close(channel)
+            # It did not run: the box allows fewer sessions than we have, or the connection was dead already.
+            if alive and any(other.opened for other in self._channels):
+                await self._another_ended(deadline)
+            else:
+                reconnected = True
+                self._forget(connection)
+
+    def _close(self, channel: Channel) -> None:
+        channel.abandon()
+        self._channels.discard(channel)
+
+    async def _another_ended(self, deadline: _Deadline) -> None:
+        try:
+            async with asyncio.timeout_at(deadline.at):
+                await self._one_ended.wait()
+        except TimeoutError as exc:
+            raise self._not_taken(deadline) from exc
 
     async def _connection(self) -> Any:
+        """Return the connection, made again if it is lost; every caller waits for the same attempt."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        if self._loop is not loop:
+            raise RuntimeError(f"the connection to {self._name()} belongs to another event loop")
         async with self._connecting:
             if self._login is None or not self._login.alive:
                 import asyncssh
@@ -333,31 +363,46 @@ class RemoteBox:
                 self._endpoint = self._login.endpoint
             return self._login.connection
 
-    async def _forget(self, connection: Any) -> None:
+    def _forget(self, connection: Any) -> None:
         if self._login is not None and self._login.connection is connection:
-            login, self._login = self._login, None
-            login.abort()
+            self._login.abort()
+            self._login = None
 
     @asynccontextmanager
-    async def _deadline(self, channel: Channel, deadline: float, timeout_s: float) -> AsyncIterator[None]:
+    async def _not_beyond(self, deadline: _Deadline) -> AsyncIterator[None]:
+        """Bound a wait for a command that runs."""
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout_at(deadline.at):
                 yield
         except TimeoutError as exc:
-            if channel.opened:
-                raise RemoteTimeout(f"a command on {self._name()} ran for more than {timeout_s:g} s") from exc
-            raise SshUnreachable(f"{self._name()} did not take a command within {timeout_s:g} s") from exc
+            raise RemoteTimeout(
+                f"a command on {self._name()} did not end within {deadline.seconds:g} s"
+            ) from exc
 
-    def _raise_if_lost(self, channel: Channel) -> None:
+    def _not_taken(self, deadline: _Deadline) -> SshUnreachable:
+        return SshUnreachable(f"{self._name()} did not take a command within {deadline.seconds:g} s")
+
+    def _raise_what_cut_it(self, channel: Channel) -> None:
+        """Raise what ended a command before its own end."""
+        if channel.feed_error is not None:
+            raise channel.feed_error
+        if channel.overflowed:
+            raise OutputTooLarge(
+                f"a command on {self._name()} wrote more than {_OUTPUT_LIMIT_BYTES >> 20} MiB and was ended"
+            )
         if channel.exit_status is None:
             raise SshDropped(f"{self._name()} was lost while a command ran: {channel.lost}") from channel.lost
 
-    def _script_failed(self, what: str, exit_status: int | None, output: bytes) -> RemoteScriptFailed:
-        status = -1 if exit_status is None else exit_status
-        tail = output[-2000:].decode(errors="replace").strip()
+    def _script_failed(
+        self, channel: Channel, output: bytes, exit_status: int | None = None
+    ) -> RemoteScriptFailed:
+        """Describe a failed script; without a status of its own, its shell did not get to the end."""
+        status = channel.exit_status if exit_status is None else exit_status
+        how = f"SIG{channel.exit_signal}" if channel.exit_signal else f"exit status {status}"
+        said = output[-2000:].decode(errors="replace").strip() or "it said nothing"
         return RemoteScriptFailed(
-            f"a script on {self._name()} {what} with exit status {status}: {tail or 'it said nothing'}",
-            exit_status=status,
+            f"a script on {self._name()} failed with {how}: {said}",
+            exit_status=-1 if status is None else status,
             stderr=output,
         )
 
@@ -368,8 +413,13 @@ class RemoteBox:
         return self._endpoint.host in ("localhost", "::1") or self._endpoint.host.startswith("127.")
 
 
-async def _cancelled(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # retrieved: whoever waited for it has seen it
+@dataclass(frozen=True, slots=True)
+class _Deadline:
+    """A moment on the loop's clock, and how far away it was."""
+
+    at: float
+    seconds: float
+
+    @classmethod
+    def after(cls, seconds: float) -> _Deadline:
+        return cls(asyncio.get_running_loop().time() + seconds, seconds)

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -168,6 +170,61 @@ def make_sshd(tmp_path: Path, client_key: asyncssh.SSHKey) -> Iterator[Callable[
     yield make
     for server in servers:
         server.stop()
+
+
+class EmbeddedServer(SshServer):
+    """The server of the local cloud, as a process of its own."""
+
+    def __init__(self, folder: Path, private_key: str, public_key: str) -> None:
+        (folder / "authorized_key").write_text(public_key + "\n")
+        self.marker = f"GPU_FLOWS_BOX_ID={folder.name}-{os.getpid()}-{os.urandom(4).hex()}"
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "gpu_flows.clouds.local.server",
+                "--root",
+                str(folder),
+                "--id",
+                self.marker.partition("=")[2],
+            ],
+        )
+        told = folder / "endpoint.json"
+        deadline = time.monotonic() + 30
+        while not told.exists():
+            assert self.process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        where = json.loads(told.read_text())
+        endpoint = SshEndpoint(where["host"], where["port"], where["username"])
+        super().__init__(endpoint, private_key, folder / "home")
+
+    def stop(self) -> None:
+        for pid in [self.process.pid, *processes_with(self.marker)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def embedded(tmp_path: Path, client_key: asyncssh.SSHKey) -> Iterator[EmbeddedServer]:
+    """The embedded server of the local cloud."""
+    folder = tmp_path / "embedded"
+    folder.mkdir()
+    server = EmbeddedServer(
+        folder,
+        client_key.export_private_key("openssh").decode(),
+        client_key.export_public_key("openssh").decode().strip(),
+    )
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sshd", "embedded"])
+def server(request: pytest.FixtureRequest) -> SshServer:
+    """Both servers, one after the other: the same code has to work with either."""
+    found: SshServer = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture
