@@ -140,38 +140,6 @@ class OpenSshServer(SshServer):
         ]
 
 
-@pytest.fixture(scope="session")
-def client_key() -> asyncssh.SSHKey:
-    return asyncssh.generate_private_key("ssh-ed25519")
-
-
-@pytest.fixture
-def make_sshd(tmp_path: Path, client_key: asyncssh.SSHKey) -> Iterator[Callable[..., OpenSshServer]]:
-    """Start real OpenSSH servers; keyword arguments go into their sshd_config."""
-    if SSHD is None:
-        pytest.skip("no OpenSSH server is installed")
-    if os.geteuid() != 0:
-        pytest.skip("sshd has to be run by root")
-    servers: list[OpenSshServer] = []
-
-    def make(**options: str) -> OpenSshServer:
-        folder = tmp_path / f"sshd-{len(servers)}"
-        folder.mkdir()
-        server = OpenSshServer(
-            folder,
-            client_key.export_private_key("openssh").decode(),
-            client_key.export_public_key("openssh").decode().strip(),
-            options,
-        )
-        servers.append(server)
-        server.start()
-        return server
-
-    yield make
-    for server in servers:
-        server.stop()
-
-
 class EmbeddedServer(SshServer):
     """The server of the local cloud, as a process of its own."""
 
@@ -206,28 +174,99 @@ class EmbeddedServer(SshServer):
         self.process.wait()
 
 
+@pytest.fixture(scope="session")
+def client_key() -> asyncssh.SSHKey:
+    return asyncssh.generate_private_key("ssh-ed25519")
+
+
+SshdMaker = Callable[..., OpenSshServer]
+
+
+@contextlib.contextmanager
+def sshd_maker(parent: Path, key: asyncssh.SSHKey) -> Iterator[SshdMaker]:
+    if SSHD is None:
+        pytest.skip("no OpenSSH server is installed")
+    if os.geteuid() != 0:
+        pytest.skip("sshd has to be run by root")
+    servers: list[OpenSshServer] = []
+
+    def make(**options: str) -> OpenSshServer:
+        folder = parent / f"sshd-{len(servers)}"
+        folder.mkdir()
+        server = OpenSshServer(folder, private_text(key), public_line(key), options)
+        servers.append(server)
+        server.start()
+        return server
+
+    try:
+        yield make
+    finally:
+        for server in servers:
+            server.stop()
+
+
+@contextlib.contextmanager
+def embedded_server(parent: Path, key: asyncssh.SSHKey) -> Iterator[EmbeddedServer]:
+    folder = parent / "embedded"
+    folder.mkdir()
+    server = EmbeddedServer(folder, private_text(key), public_line(key))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def private_text(key: asyncssh.SSHKey) -> str:
+    return key.export_private_key("openssh").decode()
+
+
+def public_line(key: asyncssh.SSHKey) -> str:
+    return key.export_public_key("openssh").decode().strip()
+
+
+@pytest.fixture
+def make_sshd(tmp_path: Path, client_key: asyncssh.SSHKey) -> Iterator[SshdMaker]:
+    """Start real OpenSSH servers; keyword arguments go into their sshd_config."""
+    with sshd_maker(tmp_path, client_key) as make:
+        yield make
+
+
+@pytest.fixture
+def sshd(make_sshd: SshdMaker) -> OpenSshServer:
+    """A real OpenSSH server on a free loopback port, for this test alone."""
+    return make_sshd()
+
+
 @pytest.fixture
 def embedded(tmp_path: Path, client_key: asyncssh.SSHKey) -> Iterator[EmbeddedServer]:
-    """The embedded server of the local cloud."""
-    folder = tmp_path / "embedded"
-    folder.mkdir()
-    server = EmbeddedServer(
-        folder,
-        client_key.export_private_key("openssh").decode(),
-        client_key.export_public_key("openssh").decode().strip(),
-    )
-    yield server
-    server.stop()
+    """The embedded server of the local cloud, for this test alone."""
+    with embedded_server(tmp_path, client_key) as server:
+        yield server
 
 
-@pytest.fixture(params=["sshd", "embedded"])
+@pytest.fixture(scope="session")
+def shared_sshd(tmp_path_factory: pytest.TempPathFactory, client_key: asyncssh.SSHKey) -> Iterator[SshServer]:
+    with sshd_maker(tmp_path_factory.mktemp("shared"), client_key) as make:
+        yield make()
+
+
+@pytest.fixture(scope="session")
+def shared_embedded(
+    tmp_path_factory: pytest.TempPathFactory, client_key: asyncssh.SSHKey
+) -> Iterator[SshServer]:
+    with embedded_server(tmp_path_factory.mktemp("shared"), client_key) as server:
+        yield server
+
+
+@pytest.fixture(params=[pytest.param("sshd", marks=pytest.mark.sshd), "embedded"])
 def server(request: pytest.FixtureRequest) -> SshServer:
-    """Both servers, one after the other: the same code has to work with either."""
-    found: SshServer = request.getfixturevalue(request.param)
+    """Both servers, one after the other, each shared by all tests: the same code has to work with either."""
+    found: SshServer = request.getfixturevalue(f"shared_{request.param}")
     return found
 
 
-@pytest.fixture
-def sshd(make_sshd: Callable[..., OpenSshServer]) -> OpenSshServer:
-    """A real OpenSSH server on a free loopback port."""
-    return make_sshd()
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs a real server."""
+    for item in items:
+        if "make_sshd" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.sshd)
