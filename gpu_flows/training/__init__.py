@@ -1,0 +1,1 @@
+"""The work: what to run on the boxes, how it is launched, and why it ended."""
