@@ -102,6 +102,7 @@ class Attempt:
         seconds: How long it took.
         box_ids: Boxes that were created on the way.
         kept: Of these, the ones that could not be proven gone.
+        tried: Whether a create call was sent; otherwise it was known beforehand that none would do.
     """
 
     cloud: str
@@ -114,6 +115,7 @@ class Attempt:
     seconds: float = 0.0
     box_ids: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    tried: bool = False
 
 
 class ProvisionError(GpuFlowsError):
@@ -336,6 +338,7 @@ class Provisioner:
                         seconds=self.clock.monotonic() - started,
                         box_ids=tuple(leased.box.id for leased in created),
                         kept=tuple(kept),
+                        tried=True,
                     )
                 )
                 self._tell("offer.failed", f"{_label(offer)}: {error}", code=error.code)
@@ -348,7 +351,7 @@ class Provisioner:
                 raise
             seconds = self.clock.monotonic() - started
             box_ids = tuple(leased.box.id for leased in boxes)
-            attempts.append(replace(_attempt(offer, "OK", ""), seconds=seconds, box_ids=box_ids))
+            attempts.append(replace(_attempt(offer, "OK", ""), seconds=seconds, box_ids=box_ids, tried=True))
             return boxes
         return None
 

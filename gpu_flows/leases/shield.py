@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -28,29 +28,61 @@ def shielded(call: Callable[[], T]) -> T:
     Raises:
         BaseException: The interruption, once the call has ended; else what the call raised.
     """
-    result: list[T] = []
-    failure: list[BaseException] = []
-    ended = threading.Event()
+    outcome = _Outcome[T]()
     context = contextvars.copy_context()
 
     def work() -> None:
+        if not outcome.begins():
+            return
         try:
-            result.append(context.run(call))
+            outcome.result.append(context.run(call))
         except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
-            failure.append(error)
+            outcome.failure = error
         finally:
-            ended.set()
+            outcome.ended.set()
 
-    # A daemon: a third Ctrl-C of a user who has been told what is still alive may end the process.
-    threading.Thread(target=work, name="gpu-flows-shielded", daemon=True).start()
     interruption: BaseException | None = None
-    while not ended.is_set():
-        try:
-            ended.wait()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is raised below
-            interruption = interruption or error
+    try:
+        # A daemon: a user who has been told what is still alive may end the process with a third Ctrl-C.
+        threading.Thread(target=work, name="gpu-flows-shielded", daemon=True).start()
+    except BaseException as error:
+        # Whoever comes first decides: an interruption before the call has begun keeps it from beginning.
+        if outcome.begins():
+            raise
+        interruption = error
+    interruption = _wait_out(outcome.ended) or interruption
     if interruption is not None:
-        raise interruption from (failure[0] if failure else None)
-    if failure:
-        raise failure[0]
-    return result[0]
+        raise interruption from outcome.failure
+    if outcome.failure is not None:
+        raise outcome.failure
+    return outcome.result[0]
+
+
+class _Outcome(Generic[T]):
+    """What came of a call, written by its thread."""
+
+    def __init__(self) -> None:
+        self.result: list[T] = []
+        self.failure: BaseException | None = None
+        self.ended = threading.Event()
+        self._claim = threading.Lock()
+
+    def begins(self) -> bool:
+        """Claim the call; True for the first to ask."""
+        return self._claim.acquire(blocking=False)
+
+
+def _wait_out(ended: threading.Event) -> BaseException | None:
+    """Wait for the event whatever interrupts the waiting; return the first interruption."""
+    interruption: BaseException | None = None
+    while True:
+        try:
+            while True:
+                try:
+                    ended.wait()
+                except BaseException as error:  # noqa: BLE001 - returned
+                    interruption = interruption or error
+                else:
+                    return interruption
+        except BaseException as error:  # noqa: BLE001 - one that came while another one was being noted
+            interruption = interruption or error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_flows.errors import BadRequest
 from gpu_flows.leases.journal import RESERVED, JournalUnwritable, this_process
 from gpu_flows.leases.lease import Lease, LeasedBox, Owner
-from gpu_flows.leases.provision import Attempt, Provisioner, Terms
+from gpu_flows.leases.provision import Attempt, ProvisionError, Provisioner, Terms
 from gpu_flows.leases.shield import shielded
 from gpu_flows.leases.teardown import TeardownReport, teardown
 from gpu_flows.leases.watchdog import Watchdog, start_watchdog
@@ -104,13 +104,13 @@ def provision_box(
         ProvisionError: When no offer led there, with every attempt and its cause.
     """
     rounds = iter([resolution] if resolution is not None else [])
+    seen: list[Resolution] = []
 
     def offers() -> Sequence[Any]:
         found = next(rounds, None) or resolve(wanted, installation)
+        seen[:] = [found]
         for ref, reason in found.silent.items():
             installation.listener(Progress("resolve", "cloud.silent", f"{ref} gave no offers: {reason}"))
-        if not found.available:
-            installation.listener(Progress("resolve", "offers.none", found.why_nothing()))
         return found.offers
 
     terms = Terms(
@@ -123,7 +123,13 @@ def provision_box(
         image=wanted.image,
         allow_unreaped=wanted.allow_unreaped,
     )
-    return _provisioner(lease, installation).provision(lease, terms)
+    try:
+        return _provisioner(lease, installation).provision(lease, terms)
+    except ProvisionError as error:
+        if not seen or any(attempt.tried for attempt in error.attempts):
+            raise
+        # Nothing was worth trying: why not says more than a list of offers.
+        raise ProvisionError(seen[0].why_nothing(), attempts=error.attempts, code=error.code) from error
 
 
 def launch_ddp(
