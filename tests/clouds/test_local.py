@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import signal
@@ -16,27 +15,12 @@ import pytest
 from gpu_flows.clouds.base import Box, BoxState, Cloud
 from gpu_flows.clouds.errors import CloudError, NotOffered, RequestRefused
 from gpu_flows.clouds.local import LocalCloud
-from gpu_flows.clouds.local.layout import BoxFolder
 from gpu_flows.gpus.request import GpuRequest
 from gpu_flows.offers import Offer, OfferQuery
 from tests.clouds.conftest import marked_processes
 from tests.clouds.contract import CloudContract, box_name, until
+from tests.clouds.local_boxes import CPU, folder_of, server_of
 from tests.clouds.ssh_client import PUBLIC_KEY, run
-
-CPU = OfferQuery(request=GpuRequest.parse("cpu"))
-
-
-def folder_of(cloud: Cloud, box: Box) -> BoxFolder:
-    assert isinstance(cloud, LocalCloud)
-    return BoxFolder(cloud.root / "boxes" / box.id)
-
-
-def server_of(cloud: Cloud, box: Box) -> int:
-    return int(json.loads(folder_of(cloud, box).server.read_bytes())["pid"])
-
-
-def processes_of(box: Box) -> dict[int, str]:
-    return marked_processes(f"GPU_FLOWS_BOX_ID={box.id}")
 
 
 class TestLocalCloud(CloudContract):

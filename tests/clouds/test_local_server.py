@@ -171,6 +171,22 @@ def test_a_signal_from_the_client_reaches_the_whole_group(endpoint: SshEndpoint)
     assert over(endpoint, talk).exit_signal[0] in ("TERM", "INT")
 
 
+def test_a_signal_is_heard_after_the_end_of_the_input(endpoint: SshEndpoint) -> None:
+    async def talk(connection: asyncssh.SSHClientConnection) -> asyncssh.SSHCompletedProcess:
+        process = await connection.create_process("cat; echo here; exec sleep 600", encoding=None)
+        process.stdin.write_eof()
+        await process.stdout.readline()
+        process.send_signal("USR1")
+        return await process.wait()
+
+    assert over(endpoint, talk).exit_signal[0] == "USR1"
+
+
+def test_a_command_that_does_not_read_keeps_no_client_waiting(endpoint: SshEndpoint) -> None:
+    result = run(endpoint, "exec <&-; echo fine; exit 2", os.urandom(8 << 20))
+    assert (result.stdout, result.exit_status) == (b"fine\n", 2)
+
+
 def test_a_signal_to_a_command_that_has_ended_harms_nobody(endpoint: SshEndpoint) -> None:
     async def talk(connection: asyncssh.SSHClientConnection) -> None:
         process = await connection.create_process("sleep 600 & echo $!; exit 0", encoding=None)
@@ -295,7 +311,8 @@ def test_there_is_no_sftp_and_no_forwarding(endpoint: SshEndpoint) -> None:
     async def talk(connection: asyncssh.SSHClientConnection) -> None:
         with pytest.raises(asyncssh.ChannelOpenError):
             await connection.start_sftp_client()
-        assert (await connection.run(subsystem="netconf", encoding=None)).exit_status == 1
+        with pytest.raises(asyncssh.ChannelOpenError):
+            await connection.create_process(subsystem="netconf", encoding=None)
         with pytest.raises(asyncssh.ChannelOpenError):
             await connection.open_connection(endpoint.host, endpoint.port)
         with pytest.raises(asyncssh.ChannelListenError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from gpu_flows.clock import SYSTEM_CLOCK, Clock
 from gpu_flows.clouds.base import Box, BoxSpec, BoxState, Capabilities
 from gpu_flows.clouds.errors import NotOffered, RequestRefused
 from gpu_flows.clouds.local.destroy import self_destruct_command
+from gpu_flows.clouds.local.identity import identity_secret
 from gpu_flows.clouds.local.registry import BOX_ID, BoxRecord, Registry, loopback_address, new_box_id
 from gpu_flows.endpoint import SshEndpoint
 from gpu_flows.offers import Offer, OfferQuery
@@ -61,7 +63,7 @@ class LocalCloud:
         self._usd_per_hour = usd_per_hour
         self._clock = clock
         self.root = folder.absolute()
-        self._registry = Registry(self.root, sleep=clock.sleep)
+        self._registry = Registry(self.root, clock=clock)
 
     def offers(self, query: OfferQuery) -> list[Offer]:
         """Return this machine, for each alternative of the request that asks for processor cores."""
@@ -98,6 +100,10 @@ class LocalCloud:
         """Make one box, which exists when this returns and answers a moment later."""
         if sys.platform != "linux":
             raise NotOffered(_NEEDS_LINUX, hint="name another cloud; all others work from here")
+        if importlib.util.find_spec("asyncssh") is None:
+            raise NotOffered(
+                "the local cloud needs asyncssh, which is not installed", hint="pip install asyncssh"
+            )
         if offer.cloud != self.name or offer.instance_type != _INSTANCE_TYPE:
             raise RequestRefused(f"not an offer of the local cloud: {offer.cloud} {offer.instance_type}")
         if spec.image is not None:
@@ -154,7 +160,7 @@ class LocalCloud:
 
     def identity_secrets(self) -> tuple[bytes, ...]:
         """Return the secret from which SSH keys derive; it lies in a file that only this user can read."""
-        return (self._registry.secret(),)
+        return (identity_secret(self.root),)
 
     def console_url(self, box: Box) -> str | None:
         """Return None: there is no console."""

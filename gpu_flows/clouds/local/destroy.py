@@ -14,7 +14,8 @@ import signal
 import sys
 from pathlib import Path
 
-from gpu_flows.clouds.local.layout import MARKER
+from gpu_flows.clouds.local.layout import MARKER, python_command
+from gpu_flows.errors import GpuFlowsError
 
 
 def self_destruct_command(root: Path) -> str:
@@ -23,19 +24,15 @@ def self_destruct_command(root: Path) -> str:
     Args:
         root: The registry's folder.
     """
-    source = Path(__file__).resolve().parents[3]
-    program = f"{shlex.quote(sys.executable)} -m gpu_flows.clouds.local.destroy"
-    return (
-        f"( id=${MARKER}; unset {MARKER}; cd {shlex.quote(str(source))} && "
-        f'exec {program} {shlex.quote(str(root))} "$id" )'
-    )
+    program = shlex.join(python_command("gpu_flows.clouds.local.destroy", str(root)))
+    return f'( id=${MARKER}; unset {MARKER}; exec {program} "$id" )'
 
 
-def main() -> None:
+def main() -> int:
     """End one box."""
     from gpu_flows.clouds.local.registry import BOX_ID, Registry
 
-    parser = argparse.ArgumentParser(description="End one local box.")
+    parser = argparse.ArgumentParser(prog="destroy", description="End one local box.")
     parser.add_argument("root", type=Path, help="folder of the registry")
     parser.add_argument("id", help="id of the box")
     arguments = parser.parse_args()
@@ -43,11 +40,17 @@ def main() -> None:
         parser.error(f"{arguments.id!r} is no id of a box")
     with contextlib.suppress(PermissionError):  # the leader of a group already
         os.setsid()
-    # Its caller is among those that it ends, and nobody is left to read what it might say.
+    # Its caller is among those that it ends, and nobody is left to ask it to stop.
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    Registry(arguments.root).end(arguments.id)
+    os.chdir("/")
+    try:
+        Registry(arguments.root).end(arguments.id)
+    except GpuFlowsError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

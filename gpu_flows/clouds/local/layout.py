@@ -21,9 +21,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 MARKER = "GPU_FLOWS_BOX_ID"
 """Every process of a box carries this variable, so that the last of them can be found in /proc."""
@@ -55,30 +53,6 @@ class BoxFolder:
         self.tmp = path / "tmp"
 
 
-def write_atomically(path: Path, content: str, *, mode: int = 0o600) -> None:
-    """Write a file so that a reader sees all of it or none, whenever the writer dies.
-
-    Args:
-        path: The file; its folder must exist.
-        content: The text.
-        mode: Permissions, in force before the first byte is written.
-    """
-    staged = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    try:
-        descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content)
-        staged.replace(path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object with `write_atomically`."""
-    write_atomically(path, json.dumps(value, indent=1) + "\n")
-
-
 def box_environment(folder: BoxFolder, box_id: str) -> dict[str, str]:
     """Return the whole environment of a box's processes.
 
@@ -103,3 +77,19 @@ def box_environment(folder: BoxFolder, box_id: str) -> dict[str, str]:
         "TMPDIR": str(folder.tmp),
         MARKER: box_id,
     }
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """Return the command line that runs a module of this very package, wherever it is imported from.
+
+    Args:
+        module: Its dotted name.
+        *arguments: What it is called with.
+    """
+    source = Path(__file__).resolve().parents[3]
+    # Appended, and with -P nothing is put in front: a folder of packages must not hide the standard library.
+    start = (
+        "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
+        "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+    )
+    return [sys.executable, "-P", "-c", start, str(source), module, *arguments]

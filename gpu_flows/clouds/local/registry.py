@@ -19,19 +19,20 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
+from gpu_flows.clock import SYSTEM_CLOCK, Clock
 from gpu_flows.clouds.base import BoxState
 from gpu_flows.clouds.errors import CapacityUnavailable, CloudError, CloudUnreachable, UnexpectedAnswer
-from gpu_flows.clouds.local.layout import BoxFolder, box_environment, write_atomically, write_json
+from gpu_flows.clouds.local.files import read_json, remove_tree, write_atomically, write_json
+from gpu_flows.clouds.local.layout import BoxFolder, box_environment, python_command
 from gpu_flows.clouds.local.processes import ProcessIdentity, end_processes
 from gpu_flows.endpoint import SshEndpoint
 
@@ -39,8 +40,6 @@ BOX_ID = re.compile(r"box-[0-9a-f]{12}")
 _START_TIMEOUT_S = 60.0
 _STALE_STAGING_S = 600.0
 _ENDED_KEPT = 500
-_SOURCE = Path(__file__).resolve().parents[3]
-"""The folder that holds the package, so that a box's first process imports this very code."""
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class BoxRecord:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UnexpectedAnswer(
                 f"{path} is not the record of a box: {type(error).__name__}: {error}",
-                hint="end the box by its id, or remove the folder when nothing of it runs any more",
+                hint=end_hint(path.parent),
             ) from error
         return cls(**values)
 
@@ -95,6 +94,12 @@ class BoxRecord:
 def new_box_id() -> str:
     """Return an id that no box has."""
     return f"box-{secrets.token_hex(6)}"
+
+
+def end_hint(folder: Path) -> str:
+    """Return how a person ends a box whose files cannot be understood."""
+    command = ["python", "-m", "gpu_flows.clouds.local.destroy", str(folder.parent.parent), folder.name]
+    return f"end the box with: {shlex.join(command)}"
 
 
 def loopback_address(box_id: str) -> str:
@@ -113,12 +118,12 @@ class Registry:
 
     Args:
         root: The folder; made when the first box is.
-        sleep: Waits that many seconds, between two looks at processes that are ending.
+        clock: Time and sleep.
     """
 
-    def __init__(self, root: Path, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, root: Path, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.root = root
-        self._sleep = sleep
+        self._clock = clock
         self._staging = root / "staging"
         self._boxes = root / "boxes"
         self._trash = root / "trash"
@@ -162,7 +167,7 @@ class Registry:
     def _start(self, staged: BoxFolder, record: BoxRecord) -> None:
         """Start the process that is the box; it renames the folder and goes into the background."""
         final = self._boxes / record.id
-        command = [sys.executable, "-m", "gpu_flows.clouds.local.server", "--detach"]
+        command = python_command("gpu_flows.clouds.local.server", "--detach")
         command += ["--root", str(staged.path), "--become", str(final)]
         command += ["--id", record.id, "--address", record.address]
         try:
@@ -172,7 +177,7 @@ class Registry:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=box_environment(staged, record.id),
-                cwd=_SOURCE,
+                cwd="/",
                 timeout=_START_TIMEOUT_S,
                 start_new_session=True,
                 check=False,
@@ -226,7 +231,7 @@ class Registry:
             if not folder.path.exists():
                 return None
             raise UnexpectedAnswer(
-                f"{folder.path} has no record of its box", hint="end the box by its id"
+                f"{folder.path} has no record of its box", hint=end_hint(folder.path)
             ) from error
         if record.id != box_id:
             raise UnexpectedAnswer(f"{folder.record} is the record of another box, {record.id}")
@@ -252,10 +257,8 @@ class Registry:
         if folder.ending.exists():
             return BoxState.ENDING, "", None
         try:
-            server = ProcessIdentity.from_json(_read_json(folder.server))
-            endpoint = (
-                SshEndpoint.from_json(_read_json(folder.endpoint)) if folder.endpoint.exists() else None
-            )
+            server = ProcessIdentity.from_json(read_json(folder.server))
+            endpoint = SshEndpoint.from_json(read_json(folder.endpoint)) if folder.endpoint.exists() else None
         except FileNotFoundError as error:
             if not folder.path.exists():
                 return BoxState.GONE, "", None
@@ -263,7 +266,7 @@ class Registry:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UnexpectedAnswer(
                 f"the files in {folder.path} are not those of a box: {type(error).__name__}: {error}",
-                hint="end the box by its id",
+                hint=end_hint(folder.path),
             ) from error
         if not server.is_alive():
             return BoxState.FAILED, f"its process {server.pid} has ended; see {folder.server_log}", None
@@ -285,7 +288,7 @@ class Registry:
         if not folder.path.exists():
             return
         _mark(folder.ending)
-        left = end_processes(box_id, _server_of(folder), sleep=self._sleep)
+        left = end_processes(box_id, _server_of(folder), clock=self._clock)
         if left:
             raise CloudError(
                 f"processes {', '.join(map(str, sorted(left)))} of the box {box_id} cannot be killed, so it goes on",
@@ -294,7 +297,8 @@ class Registry:
         try:
             # The end rides on the record's own time: writing a file could fail on a full disk.
             if folder.record.exists():
-                os.utime(folder.record)
+                now = self._clock.now().timestamp()
+                os.utime(folder.record, (now, now))
             self._trash.mkdir(mode=0o700, exist_ok=True)
             folder.path.rename(self._trash / box_id)
         except FileNotFoundError:
@@ -312,7 +316,7 @@ class Registry:
             self._ended.mkdir(mode=0o700, exist_ok=True)
             if folder.record.exists():
                 folder.record.rename(self._ended / f"{box_id}.json")
-            _remove_tree(folder.path)
+            remove_tree(folder.path)
             self._forget_oldest()
         except FileNotFoundError:
             return  # somebody else is at it
@@ -335,55 +339,19 @@ class Registry:
 
     def _remove_leftovers(self) -> None:
         """Remove what makers and enders that were killed have left."""
-        for path in self._trash.iterdir():
-            self._bury(path.name)
-        for path in self._staging.iterdir():
+        for name in filter(BOX_ID.fullmatch, os.listdir(self._trash)):
+            self._bury(name)
+        for name in filter(BOX_ID.fullmatch, os.listdir(self._staging)):
+            path = self._staging / name
+            # By the clock that gives files their times.
             if time.time() - _modified(path) > _STALE_STAGING_S:
-                end_processes(path.name, sleep=self._sleep)
+                end_processes(name, clock=self._clock)
                 shutil.rmtree(path, ignore_errors=True)
-
-    def secret(self) -> bytes:
-        """Return the secret from which SSH keys to the boxes derive, made at the first call.
-
-        Raises:
-            CloudError: When it cannot be made, or others could read it.
-        """
-        path = self.root / "identity"
-        try:
-            if not path.exists():
-                self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-                fresh = path.with_name(f".identity.{os.getpid()}.{secrets.token_hex(4)}")
-                write_atomically(fresh, secrets.token_hex(32) + "\n")
-                try:
-                    # A hard link fails where the name is taken: two first calls at once agree on one secret.
-                    os.link(fresh, path)
-                except FileExistsError:
-                    pass
-                finally:
-                    fresh.unlink()
-            secret = path.read_bytes().strip()
-            mode = path.stat().st_mode
-        except OSError as error:
-            raise CloudError(f"the secret {path} cannot be made or read: {error.strerror}") from error
-        if mode & 0o077:
-            raise CloudError(f"others can read the secret {path}", hint=f"chmod 600 {path}")
-        if len(secret) < 32:
-            raise CloudError(
-                f"the secret {path} is damaged", hint="remove it when no local box is alive any more"
-            )
-        return secret
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    data = json.loads(path.read_bytes())
-    if not isinstance(data, dict):
-        raise TypeError(f"{path.name} holds no object")
-    return data
 
 
 def _server_of(folder: BoxFolder) -> ProcessIdentity | None:
     try:
-        return ProcessIdentity.from_json(_read_json(folder.server))
+        return ProcessIdentity.from_json(read_json(folder.server))
     except (OSError, ValueError, KeyError, TypeError) as error:
         _log.warning("the first process of the box in %s is not known: %s", folder.path, error)
         return None
@@ -402,37 +370,3 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return time.time()
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a folder with everything in it, also what its owner has made unreadable."""
-    if mounted := _mounts_under(path):
-        raise OSError(f"{mounted[0]} is mounted there, and what is mounted is not ours to remove")
-    while path.exists():
-        try:
-            shutil.rmtree(path)
-        except FileNotFoundError:
-            continue  # somebody else removes it too
-        except PermissionError:
-            if not _make_removable(path):
-                raise
-
-
-def _make_removable(path: Path) -> bool:
-    """Open every folder under a path to its owner; tell whether any was closed."""
-    changed = False
-    todo = [path]
-    while todo:
-        folder = todo.pop()
-        if folder.stat().st_mode & 0o700 != 0o700:
-            folder.chmod(0o700)
-            changed = True
-        todo += [Path(entry) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-    return changed
-
-
-def _mounts_under(path: Path) -> list[str]:
-    lines = Path("/proc/self/mountinfo").read_text("utf-8", errors="replace").splitlines()
-    # Spaces and the like are written as octal numbers.
-    targets = [re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), line.split()[4]) for line in lines]
-    return [target for target in targets if target.startswith(f"{path.resolve()}/")]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -18,16 +19,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gpu_flows.clouds.local.layout import (
-    MARKER,
-    USERNAME,
-    BoxFolder,
-    box_environment,
-    write_atomically,
-    write_json,
-)
+from gpu_flows.clouds.local.files import write_atomically, write_json
+from gpu_flows.clouds.local.layout import MARKER, USERNAME, BoxFolder, box_environment
 from gpu_flows.clouds.local.processes import ProcessIdentity, adopt_orphans, end_processes
-from gpu_flows.clouds.local.sessions import Children, Sessions
 
 _WATCH_S = 1.0
 _WINDOW_BYTES = 4 << 20
@@ -37,8 +31,7 @@ def main() -> None:
     """Serve one box until it ends."""
     arguments = _parse()
     _reset_process()
-    if arguments.detach:
-        _detach()
+    starter = _detach() if arguments.detach else None
     folder = BoxFolder(arguments.root.resolve())
     adopt_orphans()
     write_json(folder.server, ProcessIdentity.own().to_json())
@@ -52,8 +45,8 @@ def main() -> None:
     os.chdir(folder.path)
     environment = box_environment(folder, arguments.id or folder.path.name)
     boot = _start_boot_script(folder, environment)
-    if arguments.detach:
-        _leave_starter(folder)
+    if starter is not None:
+        _let_go(starter, folder)
     asyncio.run(_serve(folder, arguments.address, environment, boot))
 
 
@@ -75,12 +68,15 @@ def _reset_process() -> None:
     os.umask(0o022)
 
 
-def _detach() -> None:
+def _detach() -> int:
     """Leave the starter: a child of our own goes on, in a session of its own.
 
     The process that was started stays until the child lets it go or ends, and ends as it did, so that the
     starter learns of a failure. No process of a box is ever a child of the orchestrator, where it would
     be left as a zombie.
+
+    Returns:
+        The end of a pipe by which the child lets it go.
     """
     ready, let_go = os.pipe()
     child = os.fork()
@@ -92,22 +88,20 @@ def _detach() -> None:
         os._exit(os.waitstatus_to_exitcode(status) % 256 or 1)
     os.close(ready)
     os.setsid()
-    _LET_GO.append(let_go)
+    return let_go
 
 
-_LET_GO: list[int] = []
-
-
-def _leave_starter(folder: BoxFolder) -> None:
+def _let_go(starter: int, folder: BoxFolder) -> None:
+    """Turn away from the starter's descriptors, and let it return: the box exists."""
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(folder.server_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for source, target in ((null, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.close(null)
     os.close(log)
-    let_go = _LET_GO.pop()
-    os.write(let_go, b".")
-    os.close(let_go)
+    with contextlib.suppress(BrokenPipeError):  # whoever waited was killed; the box exists all the same
+        os.write(starter, b".")
+    os.close(starter)
 
 
 def _start_boot_script(folder: BoxFolder, environment: dict[str, str]) -> subprocess.Popen[bytes] | None:
@@ -130,6 +124,9 @@ async def _serve(
 ) -> None:
     import asyncssh
 
+    from gpu_flows.clouds.local.children import Children
+    from gpu_flows.clouds.local.sessions import BoxServer, Host
+
     children = Children(asyncio.get_running_loop())
     if boot is not None:
         children.watch(boot)
@@ -137,15 +134,15 @@ async def _serve(
         key = asyncssh.generate_private_key("ssh-ed25519")
         write_atomically(folder.host_key, key.export_private_key().decode("ascii"))
     host_key = asyncssh.read_private_key(folder.host_key)
-    sessions = Sessions(environment=environment, home=folder.home, children=children)
+    host = Host(environment=environment, home=folder.home, children=children)
 
-    async def listen(host: str) -> Any:
+    async def listen(on: str) -> Any:
         return await asyncssh.listen(
-            host,
+            on,
             0,
             server_host_keys=[host_key],
             authorized_client_keys=asyncssh.import_authorized_keys(folder.authorized_key.read_text("utf-8")),
-            process_factory=sessions.serve,
+            server_factory=lambda: BoxServer(host),
             encoding=None,
             line_editor=False,
             agent_forwarding=False,
@@ -161,11 +158,11 @@ async def _serve(
         # Some sandboxes give the loopback device one address only.
         print(f"{address}: {error}; using 127.0.0.1", file=sys.stderr)  # noqa: T201  (the box's own log)
         server = await listen("127.0.0.1")
-    host, port = server.sockets[0].getsockname()[:2]
+    bound, port = server.sockets[0].getsockname()[:2]
     public = host_key.export_public_key().decode("ascii").split()
     write_json(
         folder.endpoint,
-        {"host": host, "port": port, "username": USERNAME, "host_key": " ".join(public[:2])},
+        {"host": bound, "port": port, "username": USERNAME, "host_key": " ".join(public[:2])},
     )
     while folder.authorized_key.exists():
         await asyncio.sleep(_WATCH_S)
