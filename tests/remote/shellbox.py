@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import shutil
 import signal
@@ -22,11 +23,12 @@ class ShellBox:
     With busybox every other command is its own applet too.
     """
 
-    def __init__(self, folder: Path, shell: str, *, bare: bool = False) -> None:
-        self.home = folder / "home"
+    def __init__(self, folder: Path, shell: str, home: Path | None = None) -> None:
+        self.shell = shell
+        self.home = home or folder / "home"
         self.home.mkdir(mode=0o700, parents=True)
         tools = folder / "bin"
-        tools.mkdir()
+        tools.mkdir(parents=True)
         path = str(tools)
         if shell == "busybox":
             busybox = shutil.which("busybox")
@@ -79,6 +81,43 @@ class ShellBox:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+def in_every_shell(scenario):
+    """Make a test of a scenario that takes a box: run with every shell, all at the same time."""
+    parameters = list(inspect.signature(scenario).parameters.values())
+    own_path = "tmp_path" in inspect.signature(scenario).parameters
+
+    async def test(tmp_path: Path, **arguments) -> None:
+        boxes = [ShellBox(tmp_path / shell, shell) for shell in SHELLS if shutil.which(shell)]
+
+        async def one(box: ShellBox) -> None:
+            path = {"tmp_path": tmp_path / box.shell} if own_path else {}
+            try:
+                await scenario(box, **path, **arguments)
+            except BaseException as error:
+                error.add_note(f"with {box.shell}")
+                raise
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for box in boxes:
+                    group.create_task(one(box))
+        finally:
+            for box in boxes:
+                box.close()
+
+    test.__name__, test.__doc__, test.__module__ = scenario.__name__, scenario.__doc__, scenario.__module__
+    given = [p for p in parameters if p.name not in ("box", "tmp_path")]
+    path = inspect.Parameter("tmp_path", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    test.__signature__ = inspect.Signature([path, *given])
+    return test
+
+
+async def end(pid: int) -> None:
+    """Kill a process, and wait until it is dead."""
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: not Path(f"/proc/{pid}/exe").exists())
 
 
 def pids() -> list[int]:

@@ -5,7 +5,6 @@ import contextlib
 import io
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,7 +20,16 @@ from gpu_flows.remote import jobs
 from gpu_flows.remote.errors import RemoteScriptFailed
 from gpu_flows.remote.jobs import JobState, job_status, kill_job, list_jobs, start_job
 from gpu_flows.remote.ssh import RemoteBox
-from tests.remote.shellbox import SHELLS, ShellBox, connections_of, pids, until, with_variable
+from tests.remote.shellbox import (
+    SHELLS,
+    ShellBox,
+    connections_of,
+    end,
+    in_every_shell,
+    pids,
+    until,
+    with_variable,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -29,15 +37,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend():
     return "asyncio"
-
-
-@pytest.fixture(params=SHELLS)
-def box(request, tmp_path):
-    if shutil.which(request.param) is None:
-        pytest.skip(f"{request.param} is not installed")
-    box = ShellBox(tmp_path / request.param, request.param)
-    yield box
-    box.close()
 
 
 @pytest.fixture
@@ -107,6 +106,7 @@ async def test_exit_code_and_log(dash_box, command, code, why, log):
     assert status.log_bytes == len(log_of(dash_box, "j"))
 
 
+@in_every_shell
 async def test_life_of_a_job(box):
     assert (await status_of(box, "j")).state is JobState.ABSENT
     status = await start(box, "j", "pwd; cat go; exit 7", files={"a b/ü.txt": b"\x00\xff"})
@@ -126,6 +126,7 @@ async def test_life_of_a_job(box):
     ]
 
 
+@in_every_shell
 async def test_environment_arrives_byte_for_byte(box):
     every_byte = bytes(range(1, 256))
     env = {
@@ -227,6 +228,7 @@ async def stage(box, job_id: str, **more) -> None:
     assert status.state is JobState.STAGED
 
 
+@in_every_shell
 async def test_a_staged_job_is_started_by_asking_again(box):
     await stage(box, "j")
     await start(box, "j", "echo other >>ran")
@@ -234,6 +236,7 @@ async def test_a_staged_job_is_started_by_asking_again(box):
     assert (box.home / "ran").read_text() == "ran\n"
 
 
+@in_every_shell
 async def test_a_killed_staged_job_never_starts(box):
     await stage(box, "j")
     assert await kill_job(box, "j", grace_s=0, timeout_s=20) == 0
@@ -242,6 +245,7 @@ async def test_a_killed_staged_job_never_starts(box):
     assert not (box.home / "ran").exists()
 
 
+@in_every_shell
 async def test_a_second_start_changes_nothing(box):
     for _ in range(3):
         await start(box, "j", "echo ran >>ran")
@@ -251,6 +255,7 @@ async def test_a_second_start_changes_nothing(box):
     assert (box.home / "ran").read_text() == "ran\n"
 
 
+@in_every_shell
 async def test_started_at_once_from_many_places_it_runs_once(box):
     await asyncio.gather(
         *(start(box, "j", "echo ran >>ran; sleep 0.5", files={"f": b"x" * 300_000}) for _ in range(8))
@@ -279,6 +284,7 @@ async def test_airflow_30198_bootstraps_killed_at_random_moments_run_exactly_onc
     assert not list(folder_of(dash_box, "x").parent.glob(".stage.*"))
 
 
+@in_every_shell
 async def test_a_payload_cut_between_two_members_is_not_started(box):
     payload = jobs._payload("true", {}, {}, {"one": b"1", "two": b"2"})
     with tarfile.open(fileobj=io.BytesIO(payload)) as tar:
@@ -289,6 +295,7 @@ async def test_a_payload_cut_between_two_members_is_not_started(box):
     assert list(folder_of(box, "j").parent.iterdir()) == []
 
 
+@in_every_shell
 async def test_stale_staging_folders_are_collected_and_live_ones_left(box):
     base = folder_of(box, "j").parent
     own = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
@@ -303,6 +310,7 @@ async def test_stale_staging_folders_are_collected_and_live_ones_left(box):
 # Killing.
 
 
+@in_every_shell
 async def test_c39_a_cancel_ends_the_whole_chain(box):
     command = (
         'bash -c \'python3 -c "import subprocess; subprocess.run([\\"sleep\\", \\"600\\"])"; true\'; true'
@@ -325,6 +333,7 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("command", ESCAPES.values(), ids=ESCAPES)
+@in_every_shell
 async def test_pytorch_110065_nobody_escapes_a_kill(box, command):
     status = await start(box, "j", command)
     await until(lambda: len(processes_of(box, "j")) >= 1)
@@ -374,6 +383,7 @@ async def test_a_reused_pid_is_not_killed(dash_box):
         bystander.wait()
 
 
+@in_every_shell
 async def test_a_zombie_counts_as_dead(box):
     child = subprocess.Popen(["true"])
     await until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
@@ -415,6 +425,7 @@ async def test_killing_what_is_over_or_unknown_is_nothing(dash_box):
 # What a job leaves behind.
 
 
+@in_every_shell
 async def test_c37_a_background_child_does_not_delay_the_end(box):
     begun = time.monotonic()
     await start(box, "j", "sleep 600 & exit 7")
@@ -447,9 +458,10 @@ async def test_u11_daemons_end_with_the_job_and_their_port_is_free(dash_box):
 # When things die.
 
 
+@in_every_shell
 async def test_a_killed_recorder_leaves_an_orphan_that_can_be_killed(box):
     await start(box, "j", "sleep 600")
-    os.kill(await runner_of(box, "j"), signal.SIGKILL)
+    await end(await runner_of(box, "j"))
     await until(
         lambda: not Path(f"/proc/{state_file(box, 'j', 'runner').read_text().split()[0]}/exe").exists()
     )
@@ -460,9 +472,10 @@ async def test_a_killed_recorder_leaves_an_orphan_that_can_be_killed(box):
     assert (status.state, status.why) == (JobState.EXITED, "cancelled")
 
 
+@in_every_shell
 async def test_a_job_dead_with_its_recorder_is_lost(box):
     await start(box, "j", "sleep 600")
-    os.kill(await runner_of(box, "j"), signal.SIGKILL)
+    await end(await runner_of(box, "j"))
     for pid in processes_of(box, "j"):
         os.kill(pid, signal.SIGKILL)
     await until(lambda: not processes_of(box, "j"))
@@ -500,6 +513,7 @@ async def test_a_runner_killed_before_it_wrote_its_name_is_given_ten_seconds(das
     assert (status.state, status.why) == (JobState.LOST, "runner-never-started")
 
 
+@in_every_shell
 async def test_a_term_to_the_recorder_changes_nothing(box):
     await start(box, "j", "sleep 1; exit 9")
     os.kill(await runner_of(box, "j"), signal.SIGTERM)

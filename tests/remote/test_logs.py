@@ -18,7 +18,7 @@ from gpu_flows.remote.jobs import JobState, kill_job, start_job
 from gpu_flows.remote.logs import RawLog, follow, follow_all, log_sha256
 from gpu_flows.remote.masking import Masker
 from gpu_flows.remote.ssh import RemoteBox
-from tests.remote.shellbox import SHELLS, ShellBox, connections_of, until
+from tests.remote.shellbox import ShellBox, connections_of, in_every_shell, until
 
 pytestmark = pytest.mark.anyio
 
@@ -26,13 +26,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def anyio_backend():
     return "asyncio"
-
-
-@pytest.fixture(params=SHELLS)
-def box(request, tmp_path):
-    box = ShellBox(tmp_path / request.param, request.param)
-    yield box
-    box.close()
 
 
 @pytest.fixture
@@ -54,6 +47,7 @@ def log_file(home: Path, log: str = "log") -> Path:
     return home / ".gpu-flows" / "jobs" / "j" / log
 
 
+@in_every_shell
 async def test_c33_the_last_words_are_in_the_log(box):
     await start(
         box, "seq 1 100; echo 'Traceback (most recent call last):' >&2; echo 'ValueError: no' >&2; exit 3"
@@ -65,6 +59,7 @@ async def test_c33_the_last_words_are_in_the_log(box):
     assert status.log_bytes == len(got)
 
 
+@in_every_shell
 async def test_c33_a_kill_with_a_child_that_lives_on_drains_too(box):
     await start(
         box, "nohup sleep 600 & trap 'echo last words; exit 1' TERM; echo up; while :; do sleep 0.1; done"
@@ -79,6 +74,7 @@ async def test_c33_a_kill_with_a_child_that_lives_on_drains_too(box):
     assert box.processes() == []
 
 
+@in_every_shell
 async def test_any_bytes_from_any_offset(box):
     data = random.Random(1).randbytes(300_000) + b"\nend\nbeat\ndata 0 5\n"
     source = box.home / "source"
@@ -90,6 +86,7 @@ async def test_any_bytes_from_any_offset(box):
         assert got == data[offset:]
 
 
+@in_every_shell
 async def test_rank_logs_that_do_not_exist_yet_or_never_share_one_channel(box):
     rank = "for n in 1 2 3; do echo rank {r} line $n >>$GPU_FLOWS_JOB_DIR/ranks/{r}.log; sleep 0.1; done;"
     ranks = " ".join(rank.replace("{r}", r) for r in "01")
