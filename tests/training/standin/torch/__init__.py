@@ -1,0 +1,1 @@
+"""Stands in for torch where a test needs torchrun's manners without its seven seconds."""
