@@ -1,0 +1,1 @@
+"""What ``gpu-flows demo`` trains."""
