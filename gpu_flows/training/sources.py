@@ -99,7 +99,7 @@ def _check_module(folder: Path, name: str) -> None:
         known = target.is_dir() or target.with_suffix(".py").is_file()
         hint = None
     else:
-        near = difflib.get_close_matches(first, own, 1, 0.8)
+        near = difflib.get_close_matches(first, own, 1, 0.7)
         known = bool(rest) and not near
         hint = f"did you mean {'.'.join([near[0], *rest])}?" if near else None
     if not known:

@@ -72,6 +72,7 @@ class MissingSecrets(BadRequest):
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _DURATION = re.compile(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?")
 _SHELL_CHARACTERS = re.compile(r"[\s'\"`$;&|<>()\\*?]")
@@ -104,6 +105,8 @@ def _variable(name: str) -> str:
         raise ValueError("is not the name of an environment variable: letters, digits and _ only")
     if name.startswith("GPU_FLOWS_"):
         raise ValueError("begins with GPU_FLOWS_, which gpu-flows keeps for itself")
+    if name in _READ_ONLY:
+        raise ValueError("is read-only in bash")
     return name
 
 
