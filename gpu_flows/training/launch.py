@@ -19,8 +19,9 @@ from gpu_flows.clouds.base import Box
 from gpu_flows.clouds.errors import BoxLost, CloudError
 from gpu_flows.errors import BadRequest, GpuFlowsError
 from gpu_flows.progress import Listener, Progress, ignore
+from gpu_flows.training.causes import Diagnosis, ExitCause
 from gpu_flows.training.commands import NodeCommand, node_command
-from gpu_flows.training.diagnose import Diagnosis, ExitCause, NodeEvidence, diagnose
+from gpu_flows.training.diagnose import NodeEvidence, diagnose
 from gpu_flows.training.evidence import read_evidence
 from gpu_flows.training.logbook import LogBook, ShowLine, show_nothing
 from gpu_flows.training.sources import check_sources
@@ -35,6 +36,7 @@ CODE_FOLDER = "gpu-flows"
 """Folder within the login's home that holds the uploaded code, one folder a job."""
 
 _CALL_TIMEOUT_S = 120.0
+_MEET_TIMEOUT_S = 60.0
 _UPLOAD_TIMEOUT_S = 3600.0
 _FETCH_TIMEOUT_S = 3600.0
 _KILL_GRACE_S, _KILL_TIMEOUT_S = 10.0, 60.0
@@ -42,6 +44,8 @@ _STRAGGLERS_S = 5.0
 """How long the other nodes may take to fail by themselves after the first one did."""
 _LOOK_S, _LOOK_AFTER_DROP_S = 60.0, 5.0
 _TICK_S = 1.0
+_STARTS = 3
+"""How often a start is tried whose port was taken in the meantime."""
 _MARK_DELIVERED = 'touch "$HOME/.gpu-flows/jobs/$1/delivered"'
 _DELIVERED = 'cd "$HOME/.gpu-flows/jobs" 2>/dev/null && for d in */delivered; do [ -e "$d" ] && echo "${d%/*}"; done; :'
 
@@ -170,6 +174,14 @@ async def launch(
     return await gang.run()
 
 
+def _address(box: Box) -> str:
+    """Return the address by which the other boxes of a lease reach a box."""
+    address = box.private_address or (box.endpoint.host if box.endpoint else None)
+    if address is None:
+        raise BadRequest(f"box {box.id} has no address by which the other nodes reach it")
+    return address
+
+
 @contextlib.contextmanager
 def _ticking(book: LogBook) -> Iterator[None]:
     """Show the state of progress bars also while nothing new comes."""
@@ -201,18 +213,24 @@ class _Gang:
         self._dropped_at: dict[int, float] = {}
 
     async def run(self) -> JobResult:
-        self._job_id, found = await self._attempt()
-        if found:
-            self._tell("job.reattached", f"job {self._job_id} was started before: following it")
-            await asyncio.gather(*map(self._arm, self._nodes))
-        else:
-            await self._start_new()
-        if self._options.detach:
-            return JobResult(job_id=self._job_id, diagnosis=None, seconds=self._seconds, reattached=found)
-        with self._phase("train"):
-            lost, stopped = await self._follow()
-        evidence = await self._evidence(lost, stopped)
-        diagnosis = diagnose(evidence, stop=self._stop)
+        for tries_left in reversed(range(_STARTS)):
+            self._job_id, found = await self._attempt()
+            if found:
+                self._tell("job.reattached", f"job {self._job_id} was started before: following it")
+                await asyncio.gather(*map(self._arm, self._nodes))
+            else:
+                await self._start_new()
+            if self._options.detach:
+                return JobResult(job_id=self._job_id, diagnosis=None, seconds=self._seconds, reattached=found)
+            with self._phase("train"):
+                lost, stopped = await self._follow()
+            evidence = await self._evidence(lost, stopped)
+            diagnosis = diagnose(evidence, stop=self._stop)
+            if not (diagnosis.port_taken and tries_left):
+                break
+            # The port was free when it was asked for; somebody was quicker than torchrun.
+            self._tell("port.taken", f"{diagnosis.sentence}: starting again on another port")
+            await self._mark_delivered(lost)
         fetched = await self._fetch(lost) if self._spec.outputs else None
         await self._mark_delivered(lost)
         return JobResult(
@@ -314,13 +332,12 @@ class _Gang:
         """Return address and port where the nodes meet, found free on the first one just now."""
         if len(self._nodes) == 1:
             return None, None
-        from gpu_flows.training.rendezvous import find_port
+        from gpu_flows.training.rendezvous import check_nodes_meet, find_port
 
-        head = self._nodes[0]
-        address = head.box.private_address or (head.box.endpoint.host if head.box.endpoint else None)
-        if address is None:
-            raise BadRequest(f"box {head.box.id} has no address by which the other nodes reach it")
-        return address, await find_port(head.remote, address, timeout_s=_CALL_TIMEOUT_S)
+        addresses = [_address(node.box) for node in self._nodes]
+        remotes = [node.remote for node in self._nodes]
+        await check_nodes_meet(list(zip(remotes, addresses, strict=True)), timeout_s=_MEET_TIMEOUT_S)
+        return addresses[0], await find_port(remotes[0], addresses[0], timeout_s=_CALL_TIMEOUT_S)
 
     def _check_time_left(self) -> None:
         ends = min(node.deadline for node in self._nodes)
@@ -348,7 +365,9 @@ class _Gang:
         lost: dict[int, str] = {}
         stopped: set[int] = set()
         followers = {asyncio.create_task(self._follow_node(node)): node for node in self._nodes}
-        keepers = [asyncio.create_task(self._watch(node, task)) for task, node in followers.items()]
+        keepers: list[asyncio.Task[None]] = [
+            asyncio.create_task(self._watch(node, task)) for task, node in followers.items()
+        ]
         keepers += [asyncio.create_task(self._beat()), asyncio.create_task(self._limits())]
         try:
             pending = set(followers)
@@ -369,8 +388,8 @@ class _Gang:
                     stopped |= {followers[task].index for task in pending}
                     await self._kill([followers[task] for task in pending])
         finally:
-            for task in [*keepers, *followers]:
-                task.cancel()
+            for unfinished in (*keepers, *followers):
+                unfinished.cancel()
             await asyncio.gather(*keepers, *followers, return_exceptions=True)
         return lost, stopped
 
@@ -378,14 +397,17 @@ class _Gang:
         from gpu_flows.remote.logs import follow_all
 
         left_s = max(60.0, (node.deadline - datetime.now(UTC)).total_seconds())
-        with LogBook(
-            self._options.folder,
-            node=node.index,
-            ranks=range(node.index * self._nproc, (node.index + 1) * self._nproc),
-            secrets=[*self._options.secrets.values(), *self._spec.sensitive_values()],
-            job_id=self._job_id,
-            show_line=self._options.show_line,
-        ) as book, _ticking(book):
+        with (
+            LogBook(
+                self._options.folder,
+                node=node.index,
+                ranks=range(node.index * self._nproc, (node.index + 1) * self._nproc),
+                secrets=[*self._options.secrets.values(), *self._spec.sensitive_values()],
+                job_id=self._job_id,
+                show_line=self._options.show_line,
+            ) as book,
+            _ticking(book),
+        ):
             return await follow_all(
                 node.remote,
                 self._job_id,
@@ -430,9 +452,13 @@ class _Gang:
     async def _renew(self, heartbeat: Heartbeat, node: Node) -> None:
         from gpu_flows.remote.errors import SshError
 
-        # A lost connection is the follower's to mend; the heartbeat has several tries before it is missed.
-        with contextlib.suppress(SshError, TimeoutError):
+        try:
             await heartbeat.renew(node.remote, timeout_s=_CALL_TIMEOUT_S)
+        except (SshError, TimeoutError):
+            # A lost connection is the follower's to mend; the heartbeat has several tries before it is missed.
+            return
+        except GpuFlowsError as error:
+            self._tell("deadman.missing", f"node {node.index}: {error}")
 
     async def _limits(self) -> None:
         """Stop the job at the end of its time or money."""
