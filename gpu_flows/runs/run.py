@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.errors import BadRequest, GpuFlowsError
 from gpu_flows.leases.cost import cost_so_far
-from gpu_flows.leases.ending import EndedBox
 from gpu_flows.leases.lease import BoxName, Lease, Owner, deadline_of, lease_id
-from gpu_flows.leases.provision import Attempt, ProvisionError
+from gpu_flows.leases.provision import ProvisionError
 from gpu_flows.leases.teardown import TeardownFailed
 from gpu_flows.progress import Listener, Progress, ignore
 from gpu_flows.runs.heartbeat import DeadmanHeartbeat
 from gpu_flows.runs.installation import Installation
+from gpu_flows.runs.outcome import Outcome
 from gpu_flows.runs.rental import Rental, rental
-from gpu_flows.runs.report import NodeReport, RunReport
+from gpu_flows.runs.report import RunReport
 from gpu_flows.runs.resolve import Resolution, resolve
-from gpu_flows.runs.steps import held, launch_ddp, owner_of, provision_box
+from gpu_flows.runs.steps import held, launch_ddp, owner_of, provision_box, teardown_box
 
 if TYPE_CHECKING:
-    from gpu_flows.training.launch import JobResult, LaunchOptions
+    from gpu_flows.training.launch import LaunchOptions
     from gpu_flows.training.logbook import ShowLine
     from gpu_flows.training.spec import TrainingSpec
 
@@ -183,13 +180,6 @@ class _Run:
     ) -> None:
         self._job, self._wanted, self._owner = job, wanted, owner
         self._here, self._following = here, following
-        self._seconds: dict[str, float] = {}
-        self._attempts: list[Attempt] = []
-        self._lease: Lease | None = None
-        self._result: JobResult | None = None
-        self._failure: GpuFlowsError | None = None
-        self._left: list[str] = []
-        self._ended: list[EndedBox] = []
 
     def run(self) -> RunReport:
         from gpu_flows.training.sources import check_sources
@@ -198,145 +188,99 @@ class _Run:
         check_sources(self._job)
         secrets = self._job.resolve_secrets(self._following.find_secret)
         namespace = self._here.namespace(self._wanted.clouds)
-        started_at = self._here.clock.now()
-        with self._phase("resolve"):
+        outcome = Outcome(self._owner, namespace, str(self._wanted.request), self._here)
+        with outcome.phase("resolve"):
             found = resolve(self._wanted, self._here)
-        self._tell("resolve", "offers.found", f"{len(found.available)} offers for {self._wanted.request}")
-        listen, self._here.listener = self._here.listener, self._listening(self._here.listener)
+        offers = f"{len(found.available)} offers for {self._wanted.request}"
+        self._here.listener(Progress("resolve", "offers.found", offers))
+        detach = self._following.detach
         try:
-            with held(self._owner, self._wanted, installation=self._here, detach=self._following.detach) as (
-                lease,
-                _,
+            with (
+                outcome.listening(),
+                held(self._owner, self._wanted, installation=self._here, detach=detach) as (lease, _),
             ):
-                self._work(lease, found, secrets)
+                self._work(outcome, lease, found, secrets)
+                outcome.detached = detach and outcome.failure is None
+                if not outcome.detached:
+                    self._here.listener(Progress("teardown", "phase.began", ""))
                 teardown_began = time.monotonic()
-            self._seconds["teardown"] = time.monotonic() - teardown_began
+                if detach and outcome.failure is not None:
+                    # There is no job for whose sake the boxes should be left.
+                    teardown_box(lease, installation=self._here, sole_creator=True)
+            outcome.seconds["teardown"] = time.monotonic() - teardown_began
         except TeardownFailed as error:
-            self._left = list(error.failures)
-        finally:
-            self._here.listener = listen
-        report = self._report(namespace, started_at)
-        folder = Path(report.folder)
-        (folder / "report.json").write_text(json.dumps(report.to_json(), indent=2))
-        return report
+            outcome.left = list(error.failures)
+        return outcome.finish()
 
-    def _work(self, lease: Lease, found: Resolution, secrets: Mapping[str, str]) -> None:
+    def _work(self, outcome: Outcome, lease: Lease, found: Resolution, secrets: Mapping[str, str]) -> None:
         """Provision and launch; a failure ends the work and is kept for the report."""
         try:
-            with self._phase("provision"):
-                self._lease, self._attempts = provision_box(
+            with outcome.phase("provision"):
+                outcome.lease, outcome.attempts = provision_box(
                     lease, self._wanted, installation=self._here, resolution=found
                 )
-            self._result = launch_ddp(
-                self._lease,
+            outcome.result = launch_ddp(
+                outcome.lease,
                 self._job,
-                nproc=_nproc(self._job, self._wanted, self._lease.boxes[0].offer),
+                nproc=_nproc(self._job, self._wanted, outcome.lease.boxes[0].offer),
                 installation=self._here,
-                options=self._options(self._lease, secrets),
+                options=launch_options(
+                    outcome.lease,
+                    self._following,
+                    installation=self._here,
+                    secrets=secrets,
+                    max_cost=self._wanted.max_cost,
+                ),
             )
-            self._seconds.update(self._result.seconds)
+            outcome.seconds.update(outcome.result.seconds)
         except ProvisionError as error:
-            self._attempts, self._failure = list(error.attempts), error
+            outcome.attempts, outcome.failure = list(error.attempts), error
         except BadRequest:
             raise
         except GpuFlowsError as error:
-            self._failure = error
+            outcome.failure = error
 
-    def _options(self, lease: Lease, secrets: Mapping[str, str]) -> LaunchOptions:
-        from gpu_flows.training.launch import LaunchOptions
-        from gpu_flows.training.logbook import show_nothing
 
-        return LaunchOptions(
-            folder=self._here.run_folder(lease.id),
-            key=self._following.key,
-            secrets=secrets,
-            heartbeat=DeadmanHeartbeat(),
-            heartbeat_timeout_s=self._following.heartbeat_timeout_s,
-            detach=self._following.detach,
-            budget_s=self._budget_s(lease),
-            show_line=self._following.show_line or show_nothing,
-            upload_progress=self._following.upload_progress,
-            listener=self._here.listener,
-        )
+def launch_options(
+    lease: Lease,
+    following: Following,
+    *,
+    installation: Installation,
+    secrets: Mapping[str, str],
+    max_cost: float | None = None,
+) -> LaunchOptions:
+    """Return how a job on the boxes of a lease is run and followed.
 
-    def _budget_s(self, lease: Lease) -> float | None:
-        """Return the seconds that the rest of the money buys."""
-        if self._wanted.max_cost is None or not lease.usd_per_hour:
-            return None
-        journal = self._here.journal(lease.owner, lease.namespace)
-        left_usd = self._wanted.max_cost - cost_so_far(journal, self._here.clock.now()).usd
-        return max(0.0, left_usd / lease.usd_per_hour * 3600)
+    Args:
+        lease: The lease with its boxes.
+        following: How it is followed.
+        installation: Whose folders and listener.
+        secrets: Values of the spec's secrets, by name.
+        max_cost: Dollars for all boxes of the lease, from their beginning.
+    """
+    from gpu_flows.training.launch import LaunchOptions
+    from gpu_flows.training.logbook import show_nothing
 
-    def _report(self, namespace: str, started_at: datetime) -> RunReport:
-        lease = lease_id(self._owner, namespace)
-        journal = self._here.journal(self._owner, namespace)
-        diagnosis = self._result.diagnosis if self._result else None
-        if self._failure is not None:
-            cause, sentence = self._failure.code, str(self._failure)
-        elif diagnosis is None:
-            cause, sentence = "running", "the job runs on, detached"
-        else:
-            cause, sentence = diagnosis.cause.value, diagnosis.sentence
-        fetched = self._result.fetched if self._result else None
-        return RunReport(
-            owner=self._owner,
-            lease=lease,
-            namespace=namespace,
-            request=str(self._wanted.request),
-            cause=cause,
-            sentence=sentence,
-            exit_code=diagnosis.exit_code if diagnosis else None,
-            traceback=diagnosis.traceback if diagnosis else "",
-            attempts=self._attempts,
-            boxes=self._lease,
-            usd_per_hour=self._lease.usd_per_hour if self._lease else 0.0,
-            started_at=started_at,
-            seconds=self._seconds,
-            nodes=self._nodes(),
-            outputs=[str(path) for path in fetched.files] if fetched else (),
-            not_fetched=_not_fetched(fetched),
-            folder=str(self._here.run_folder(lease)),
-            cost=cost_so_far(journal, self._here.clock.now()),
-            ended=self._ended,
-            left=self._left,
-            detached=self._following.detach,
-        )
+    return LaunchOptions(
+        folder=installation.run_folder(lease.id),
+        key=following.key,
+        secrets=secrets,
+        heartbeat=DeadmanHeartbeat(),
+        heartbeat_timeout_s=following.heartbeat_timeout_s,
+        detach=following.detach,
+        budget_s=_budget_s(lease, max_cost, installation),
+        show_line=following.show_line or show_nothing,
+        upload_progress=following.upload_progress,
+        listener=installation.listener,
+    )
 
-    def _nodes(self) -> list[NodeReport]:
-        if self._result is None or self._lease is None:
-            return []
-        boxes = {leased.node: leased.box for leased in self._lease.boxes}
-        return [
-            NodeReport(
-                node=evidence.node,
-                box=f"{boxes[evidence.node].cloud} {boxes[evidence.node].id}",
-                cause=evidence.outcome,
-                exit_code=evidence.exit_code,
-                ranks={rank.rank: rank.exit_code for rank in evidence.ranks},
-            )
-            for evidence in self._result.nodes
-        ]
 
-    def _listening(self, listener: Listener) -> Listener:
-        """Collect the boxes that end on the way, and pass everything on."""
-
-        def listen(progress: Progress) -> None:
-            if progress.kind == "box.gone":
-                self._ended.append(EndedBox.from_json(progress.data))
-            listener(progress)
-
-        return listen
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[name] = time.monotonic() - began
-
-    def _tell(self, step: str, kind: str, message: str) -> None:
-        self._here.listener(Progress(step, kind, message))
+def _budget_s(lease: Lease, max_cost: float | None, here: Installation) -> float | None:
+    """Return the seconds that the rest of the money buys."""
+    if max_cost is None or not lease.usd_per_hour:
+        return None
+    left_usd = max_cost - cost_so_far(here.journal(lease.owner, lease.namespace), here.clock.now()).usd
+    return max(0.0, left_usd / lease.usd_per_hour * 3600)
 
 
 def _understand(
@@ -436,13 +380,4 @@ def _create_bodies(offer: Any, wanted: Rental, owner: Owner, here: Installation)
             "ssh_public_key": here.identity(cloud, namespace).public_key,
         }
         for name in names
-    ]
-
-
-def _not_fetched(fetched: Any) -> list[str]:
-    if fetched is None:
-        return []
-    return [
-        *(f"{pattern}: matches nothing" for pattern in fetched.unmatched),
-        *(f"{path}: outside of the working directory and the home" for path in fetched.outside),
     ]

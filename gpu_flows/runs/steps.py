@@ -230,26 +230,23 @@ def teardown_box(
 @contextmanager
 def held(
     owner: Owner, wanted: Rental, *, installation: Installation, detach: bool = False
-) -> Iterator[tuple[Lease, Watchdog | None]]:
+) -> Iterator[tuple[Lease, Watchdog]]:
     """Hold a lease for the length of a scope: a watchdog beside it, and a teardown at its end.
 
     Args:
         owner: Who answers for the boxes.
         wanted: What is to be rented.
         installation: Whose clouds.
-        detach: Keep the boxes after the scope; their dead-man ends them at the deadline.
+        detach: Keep the boxes after a scope that ends well; their dead-man ends them at the deadline.
 
     Yields:
-        The lease, still without boxes, and its watchdog; None when detached.
+        The lease, still without boxes, and its watchdog.
 
     Raises:
         TeardownFailed: From the end of the scope. When the scope itself failed, that error is raised, with
             the failed teardown as a note.
     """
     lease = reserve(owner, wanted, installation=installation, detached=detach)
-    if detach:
-        yield lease, None
-        return
     watchdog = start_watchdog(
         lease,
         clouds=[installation.options(ref) for ref in lease.clouds],
@@ -268,8 +265,9 @@ def held(
         else:
             watchdog.disarm()
         raise
-    # A failed teardown leaves the watchdog armed: it goes on trying when this process ends.
-    teardown_box(lease, installation=installation, sole_creator=True)
+    if not detach:
+        # A failed teardown leaves the watchdog armed: it goes on trying when this process ends.
+        teardown_box(lease, installation=installation, sole_creator=True)
     watchdog.disarm()
 
 
