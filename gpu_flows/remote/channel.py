@@ -13,7 +13,6 @@ from collections.abc import AsyncIterable, Callable
 from typing import Any
 
 CHUNK_BYTES = 256 * 1024
-WINDOW_BYTES = 16 << 20  # 61 instead of 18 MB/s at 50 ms round trip
 _STDERR = 1  # SSH_EXTENDED_DATA_STDERR
 _STREAM_BUFFER_BYTES = 4 << 20
 _STREAM_STDERR_BYTES = 64 * 1024

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from gpu_flows.endpoint import SshEndpoint
 from gpu_flows.remote import framing
-from gpu_flows.remote.channel import WINDOW_BYTES, Channel
+from gpu_flows.remote.channel import Channel
 from gpu_flows.remote.connect import ConnectOptions, Login, log_in
 from gpu_flows.remote.errors import (
     OutputTooLarge,
@@ -22,6 +22,7 @@ from gpu_flows.remote.errors import (
     SshDropped,
     SshUnreachable,
 )
+from gpu_flows.remote.keys import normalise_private_key
 
 __all__ = ["Backoff", "Completed", "RemoteBox", "polite_backoff"]
 
@@ -77,7 +78,7 @@ class RemoteBox:
 
     Args:
         endpoint: Where the box answers; a host key in it is compared, a missing one is pinned.
-        private_key: The private key as text, normalised (`gpu_flows.remote.keys`).
+        private_key: The private key as text; `gpu_flows.remote.keys` reads it, without a passphrase.
         connect_timeout_s: Until TCP is up.
         login_timeout_s: From there until logged in.
         keepalive_s: Between questions to a silent peer; lost after `keepalive_count` unanswered ones.
@@ -98,6 +99,7 @@ class RemoteBox:
     ) -> None:
         self._endpoint = endpoint
         self._private_key = private_key
+        self._key: Any = None
         self._options = ConnectOptions(
             connect_timeout_s=connect_timeout_s,
             login_timeout_s=login_timeout_s,
@@ -245,7 +247,7 @@ class RemoteBox:
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
-                    await self._connection()
+                    await self._logged_in()
                 return
             except SshAuthenticationFailed as exc:
                 failure = exc
@@ -312,16 +314,18 @@ class RemoteBox:
             started = False
             try:
                 async with asyncio.timeout_at(deadline.at):
-                    connection = await self._connection()
-                    await connection.create_session(
-                        lambda channel=channel: channel, command, encoding=None, window=WINDOW_BYTES
+                    login = await self._logged_in()
+                    await login.connection.create_session(
+                        lambda channel=channel: channel, command, encoding=None, window=login.window_bytes
                     )
                 started = True
                 return channel
             except TimeoutError as exc:
+                if channel.opened:
+                    raise SshDropped(f"{self._name()} was handed a command and fell silent") from exc
                 raise self._not_taken(deadline) from exc
             except (OSError, asyncssh.Error) as exc:
-                alive = self._login is not None and self._login.alive
+                alive = login.alive
                 if channel.opened and not alive:
                     raise SshDropped(f"{self._name()} was lost while it took a command: {exc}") from exc
                 if reconnected:
@@ -334,7 +338,7 @@ class RemoteBox:
                 await self._another_ended(deadline)
             else:
                 reconnected = True
-                self._forget(connection)
+                self._forget(login)
 
     def _close(self, channel: Channel) -> None:
         channel.abandon()
@@ -347,7 +351,7 @@ class RemoteBox:
         except TimeoutError as exc:
             raise self._not_taken(deadline) from exc
 
-    async def _connection(self) -> Any:
+    async def _logged_in(self) -> Login:
         """Return the connection, made again if it is lost; every caller waits for the same attempt."""
         loop = asyncio.get_running_loop()
         if self._loop is None:
@@ -356,16 +360,21 @@ class RemoteBox:
             raise RuntimeError(f"the connection to {self._name()} belongs to another event loop")
         async with self._connecting:
             if self._login is None or not self._login.alive:
-                import asyncssh
-
-                key = asyncssh.import_private_key(self._private_key)
-                self._login = await log_in(self._endpoint, key, self._options)
+                self._login = await log_in(self._endpoint, self._loaded_key(), self._options)
                 self._endpoint = self._login.endpoint
-            return self._login.connection
+            return self._login
 
-    def _forget(self, connection: Any) -> None:
-        if self._login is not None and self._login.connection is connection:
-            self._login.abort()
+    def _loaded_key(self) -> Any:
+        if self._key is None:
+            import asyncssh
+
+            text = normalise_private_key(self._private_key, f"the key for {self._name()}")
+            self._key = asyncssh.import_private_key(text)
+        return self._key
+
+    def _forget(self, login: Login) -> None:
+        login.abort()
+        if self._login is login:
             self._login = None
 
     @asynccontextmanager
