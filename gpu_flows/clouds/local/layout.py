@@ -90,6 +90,6 @@ def python_command(module: str, *arguments: str) -> list[str]:
     # Appended, and with -P nothing is put in front: a folder of packages must not hide the standard library.
     start = (
         "import runpy, sys; sys.path.append(sys.argv.pop(1)); "
-        "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+        'runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)'
     )
     return [sys.executable, "-P", "-c", start, str(source), module, *arguments]
