@@ -20,6 +20,7 @@ _ESCAPE = re.compile(
     re.VERBOSE,
 )
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1f\x7f\x80-\x9f]")
+_SPECIAL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _BACKSPACES = re.compile(r"\x08+")
 _LINE_END = re.compile(r"\r\n|\n|\r(?!\Z)")  # a \r at the very end may become \r\n
 
@@ -78,9 +79,7 @@ class LineStream:
             before = self._row
             self._note_bar(*self._clean(self._text))
             self._row = before
-        if self._bars and self._clock() - self._progress_at >= self._progress_interval_s:
-            out += self._show_bars()
-        return out
+        return out + self._due_bars()
 
     def close(self) -> list[str]:
         """Return what is left, at the end of the log."""
@@ -91,6 +90,11 @@ class LineStream:
     def _feed(self, text: str) -> list[str]:
         out: list[str] = []
         self._text += text
+        if self._row == 0 and not self._overwrites and not _SPECIAL.search(self._text):
+            # Most logs are nothing but lines: three times as fast as looking for line ends of every kind.
+            *lines, self._text = self._text.split("\n")
+            for line in lines:
+                out += self._line(line)
         begin = 0
         for end in _LINE_END.finditer(self._text):
             segment, row = self._clean(self._text[begin : end.start()])
@@ -114,14 +118,23 @@ class LineStream:
 
     def _line(self, text: str) -> list[str]:
         state = self._bars.pop(self._row, None)
+        if not text and (
+            self._overwrites or state
+        ):  # the bar's last state stays, not the empty line after it
+            out = self._pieces(state) if state else []
+        else:
+            out = self._pieces(text)
+        above = self._due_bars()
         self._bars = {row - 1: bar for row, bar in self._bars.items()}
-        if not text and self._overwrites:  # the last state of a bar stays, the empty line after it does not
-            return self._flood.pass_on(self._pieces(state)) if state else []
-        return self._flood.pass_on(self._pieces(text))
+        return above + self._flood.pass_on(out)
 
     def _note_bar(self, state: str, row: int) -> None:
         if state.strip() and state != self._shown:
             self._bars[row] = state
+
+    def _due_bars(self) -> list[str]:
+        is_due = self._clock() - self._progress_at >= self._progress_interval_s
+        return self._show_bars() if self._bars and is_due else []
 
     def _show_bars(self) -> list[str]:
         states = [self._bars[row] for row in sorted(self._bars)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from pathlib import PurePosixPath
 
@@ -137,7 +137,7 @@ async def follow_all(
 
 async def _received(
     box: RemoteBox, job_id: str, reached: Mapping[str, int], frames: _Frames, left_s: float, pace_s: float
-) -> AsyncIterator[tuple[int, bytes]]:
+) -> AsyncGenerator[tuple[int, bytes], None]:
     positions = [word for log, offset in reached.items() for word in (log, str(offset))]
     stream = box.stream(
         script("follow"),

@@ -55,7 +55,7 @@ class Masker:
         return MaskedStream(self, covered)
 
     def _spans(self, data: bytes, covered: int = 0) -> list[tuple[int, int]]:
-        """Return where secrets are, in order, those that touch or overlap as one."""
+        """Return where secrets are, in order, those that overlap as one."""
         found = [(0, covered)] if covered else []
         for pattern in self._patterns:
             at = data.find(pattern)
@@ -65,7 +65,7 @@ class Masker:
         found.sort()
         spans: list[tuple[int, int]] = []
         for start, end in found:
-            if spans and start <= spans[-1][1]:
+            if spans and start < spans[-1][1]:
                 spans[-1] = (spans[-1][0], max(spans[-1][1], end))
             else:
                 spans.append((start, end))
@@ -125,10 +125,11 @@ def _masked(data: bytes, spans: list[tuple[int, int]], until: int, *, skip_first
     out: list[bytes] = []
     at = 0
     for number, (start, end) in enumerate(spans):
-        if start >= until:
+        is_out = skip_first and number == 0
+        if start >= until and not is_out:
             break
         out.append(data[at:start])
-        if number or not skip_first:
+        if not is_out:
             out.append(MASK.encode())
         at = end
     out.append(data[at:until])
