@@ -144,7 +144,7 @@ def _gpu_differences(facts: BoxFacts, promised: str, count: int, vram_gb: float)
     if len(facts.gpus) < count:
         problems.append(f"it has {len(facts.gpus)} GPUs, not {count}")
     others = Counter(_described(gpu) for gpu in facts.gpus if not _is(gpu, promised, vram_gb))
-    problems += [f"{number} of its GPUs is {what}, not {promised}" for what, number in others.items()]
+    problems += [f"{number} x {what} instead of {promised}" for what, number in others.items()]
     return problems
 
 

@@ -17,6 +17,9 @@ _EXCERPT_LINES = 80
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 # torch prefixes the lines of a traceback when a group exists; Lightning and torchrun have the like.
 _PREFIX = re.compile(r"^\[(?:rank\s*|default)\d+\]:? ?", re.M)
+# An exception group indents itself and draws a tree of its members.
+_GROUP = re.compile(r"^  [|+] ")
+_BRANCH = re.compile(r"^\s+[|+]")
 _EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _BARE_ERROR = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?$")
@@ -55,7 +58,7 @@ _MARKS: tuple[tuple[ExitCause, re.Pattern[str]], ...] = (
             r"^(?:[\w.]+\.)?_?(?:Array)?MemoryError",
             r"Unable to allocate [\d.]+ [KMGT]iB",
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory",
-            r"DataLoader worker \([^)]*\) is killed by signal: Killed",
+            r"DataLoader worker [^\n]* killed by signal: Killed",
             r"Errno 12\b",
             r"std::bad_alloc",
             r"out of shared memory",
@@ -123,7 +126,8 @@ def read_log_end(tail: str) -> LogEnd:
         block: list[str] = []
     else:
         start, at = found
-        block = lines[start : at + 1]
+        end = next((i for i in range(at + 1, len(lines)) if not _BRANCH.match(lines[i])), len(lines))
+        block = lines[start:end]
         exception = lines[at]
         # The rest of the message, and what a crashing runtime adds to it.
         said = lines[at : at + _LAST_LINES]
@@ -147,7 +151,7 @@ def read_log_end(tail: str) -> LogEnd:
 def _lines(tail: str) -> list[str]:
     plain = _PREFIX.sub("", _ANSI.sub("", tail.replace("\r\n", "\n")))
     # A progress bar rewrites its line; what counts is what it said last.
-    return [line.rsplit("\r", 1)[-1] for line in plain.rstrip("\r\n").split("\n")]
+    return [_GROUP.sub("", line.rsplit("\r", 1)[-1]) for line in plain.rstrip("\r\n").split("\n")]
 
 
 def _last_traceback(lines: list[str]) -> tuple[int, int] | None:
@@ -166,7 +170,7 @@ def _last_traceback(lines: list[str]) -> tuple[int, int] | None:
 
 
 def _index_before(lines: list[str], end: int) -> int | None:
-    return next((i for i in range(end - 1, -1, -1) if lines[i].strip() == _START), None)
+    return next((i for i in range(end - 1, -1, -1) if lines[i].strip().endswith(_START)), None)
 
 
 def _chain_before(lines: list[str], start: int) -> int | None:
