@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpu_flows.clouds.base import Box
 from gpu_flows.clouds.errors import BoxCheckFailed, BoxNotReady
 from gpu_flows.endpoint import SshEndpoint
+from gpu_flows.errors import BadRequest
 from gpu_flows.offers import Offer
 from gpu_flows.runs.installation import Installation
 
 _GRACE_S = 15.0
+
+
+class NotPinned(BadRequest):
+    """Nobody here knows the host key of a box, so it must not be told a secret."""
+
+    code = "NOT_PINNED"
 
 
 class SshCheck:
@@ -20,11 +28,22 @@ class SshCheck:
     Args:
         installation: Whose keys and connections.
         namespace: Whose key opens the boxes.
+        pins: Host keys of an earlier contact, by the id of the box.
+        needs_pins: Refuse a box whose host key nobody here knows: secrets are to be sent.
     """
 
-    def __init__(self, installation: Installation, namespace: str) -> None:
+    def __init__(
+        self,
+        installation: Installation,
+        namespace: str,
+        *,
+        pins: Mapping[str, str] | None = None,
+        needs_pins: bool = False,
+    ) -> None:
         self._installation = installation
         self._namespace = namespace
+        self._pins = pins or {}
+        self._needs_pins = needs_pins
 
     def __call__(
         self, box: Box, offer: Offer | None, *, timeout_s: float
@@ -34,7 +53,7 @@ class SshCheck:
         from gpu_flows.remote.loop import blocking
         from gpu_flows.training.preflight import check_box
 
-        remote = self._installation.remote(box, self._namespace)
+        remote = self._installation.remote(self._pinned(box), self._namespace)
 
         async def reach() -> Mapping[str, Any]:
             await remote.wait_until_reachable(deadline_s=timeout_s)
@@ -51,6 +70,17 @@ class SshCheck:
             raise BoxNotReady(f"box {box.id} does not answer SSH yet: {error}") from error
         return remote.endpoint, facts
 
+    def _pinned(self, box: Box) -> Box:
+        """Return the box with the host key of the first contact, where that is known."""
+        if box.endpoint is not None and box.id in self._pins:
+            box = replace(box, endpoint=replace(box.endpoint, host_key=self._pins[box.id]))
+        if self._needs_pins and (box.endpoint is None or box.endpoint.host_key is None):
+            raise NotPinned(
+                f"nobody here knows the host key of {box.cloud} box {box.id}, so no secret is sent to it",
+                hint="launch from the machine that provisioned it, or provision it again",
+            )
+        return box
+
     def job_started(self, box: Box) -> bool:
         """Tell whether a job was started on a box; one that cannot be asked counts as without a job."""
         from gpu_flows.remote.errors import SshError
@@ -60,7 +90,7 @@ class SshCheck:
         if box.endpoint is None:
             return False
         try:
-            remote = self._installation.remote(box, self._namespace)
+            remote = self._installation.remote(self._pinned(box), self._namespace)
             return bool(blocking(list_jobs(remote, timeout_s=_GRACE_S), 2 * _GRACE_S))
         except (SshError, TimeoutError):
             return False

@@ -15,6 +15,7 @@ from gpu_flows.leases.lease import BoxName, Lease, Owner, deadline_of, lease_id
 from gpu_flows.leases.provision import ProvisionError
 from gpu_flows.leases.teardown import TeardownFailed
 from gpu_flows.progress import Listener, Progress, ignore
+from gpu_flows.runs.handle import asked_for
 from gpu_flows.runs.heartbeat import DeadmanHeartbeat
 from gpu_flows.runs.installation import Installation
 from gpu_flows.runs.outcome import Outcome
@@ -339,12 +340,8 @@ def _owner(name: str | Sequence[str] | Owner | None) -> Owner:
 
 def _nproc(job: TrainingSpec, wanted: Rental, offer: Any) -> int:
     """Return the processes of each node: one per GPU that was asked for, or the N of ``cpu:N``."""
-    if offer is not None and offer.gpu is not None:
-        return job.processes(gpus=offer.used_count or offer.gpu_count)
-    alternatives = wanted.request.alternatives
-    index = offer.alternative if offer is not None else 0
-    asked = alternatives[min(index, len(alternatives) - 1)]
-    return job.processes(gpus=0 if asked.is_cpu else asked.count, cpus=asked.count if asked.is_cpu else 0)
+    gpus, cpus = asked_for(wanted.request, offer)
+    return job.processes(gpus=gpus, cpus=cpus)
 
 
 def _create_bodies(offer: Any, wanted: Rental, owner: Owner, here: Installation) -> list[dict[str, Any]]:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from gpu_flows.errors import BadRequest
 from gpu_flows.leases.journal import RESERVED, JournalUnwritable, this_process
 from gpu_flows.leases.lease import Lease, LeasedBox, Owner
-from gpu_flows.leases.provision import Attempt, ProvisionError, Provisioner, Terms
+from gpu_flows.leases.provision import Attempt, Provisioner, ProvisionError, Terms
 from gpu_flows.leases.shield import shielded
 from gpu_flows.leases.teardown import TeardownReport, teardown
 from gpu_flows.leases.watchdog import Watchdog, start_watchdog
 from gpu_flows.progress import Progress
 from gpu_flows.runs.check import SshCheck
+from gpu_flows.runs.handle import remember, remembered
 from gpu_flows.runs.installation import Installation
 from gpu_flows.runs.rental import Rental, rental
 from gpu_flows.runs.resolve import Resolution, resolve
@@ -124,12 +125,19 @@ def provision_box(
         allow_unreaped=wanted.allow_unreaped,
     )
     try:
-        return _provisioner(lease, installation).provision(lease, terms)
+        filled, attempts = _provisioner(lease, installation).provision(lease, terms)
     except ProvisionError as error:
         if not seen or any(attempt.tried for attempt in error.attempts):
             raise
         # Nothing was worth trying: why not says more than a list of offers.
         raise ProvisionError(seen[0].why_nothing(), attempts=error.attempts, code=error.code) from error
+    try:
+        remember(filled, wanted.request, installation)
+    except OSError as error:
+        # Only later processes miss it; the boxes are there and work.
+        message = f"the handle of {lease.owner} is not kept: {error}"
+        installation.listener(Progress("provision", "handle.unwritable", message))
+    return filled, attempts
 
 
 def launch_ddp(
@@ -300,7 +308,8 @@ def gpu_box(
 def _provisioner(lease: Lease, installation: Installation) -> Provisioner:
     from gpu_flows.leases.deadman import boot_script
 
-    check = SshCheck(installation, lease.namespace)
+    handle = remembered(lease.owner, lease.namespace, installation)
+    check = SshCheck(installation, lease.namespace, pins=handle.pins if handle else None)
     return Provisioner(
         installation.clouds(lease.clouds),
         journal=installation.journal(lease.owner, lease.namespace),

@@ -24,6 +24,7 @@ from gpu_flows.training.commands import NodeCommand, node_command
 from gpu_flows.training.diagnose import NodeEvidence, diagnose
 from gpu_flows.training.evidence import read_evidence
 from gpu_flows.training.logbook import LogBook, ShowLine, show_nothing
+from gpu_flows.training.memo import MEMO, written_memo
 from gpu_flows.training.sources import check_sources
 from gpu_flows.training.spec import TrainingSpec
 
@@ -102,6 +103,7 @@ class LaunchOptions:
         heartbeat: Breaks the silence of the boxes; None where nothing listens.
         heartbeat_timeout_s: How long the boxes live on without hearing from us; None for their deadline alone.
         detach: Return as soon as the job runs.
+        only_attach: Follow the last job of the same key, entrypoint and arguments, and start none.
         budget_s: Seconds until the money is spent; None for no limit.
         wanted: Tells whether the owner still wants it; asked at each heartbeat.
         show_line: Shown what the job writes: where from, and the line.
@@ -115,6 +117,7 @@ class LaunchOptions:
     heartbeat: Heartbeat | None = None
     heartbeat_timeout_s: float | None = 1800
     detach: bool = False
+    only_attach: bool = False
     budget_s: float | None = None
     wanted: Callable[[], bool | None] = lambda: None
     show_line: ShowLine = show_nothing
@@ -226,7 +229,7 @@ class _Gang:
                 lost, stopped = await self._follow()
             evidence = await self._evidence(lost, stopped)
             diagnosis = diagnose(evidence, stop=self._stop)
-            if not (diagnosis.port_taken and tries_left):
+            if not (diagnosis.port_taken and tries_left) or self._options.only_attach:
                 break
             # The port was free when it was asked for; somebody was quicker than torchrun.
             self._tell("port.taken", f"{diagnosis.sentence}: starting again on another port")
@@ -259,10 +262,13 @@ class _Gang:
             if stem == self._base and number.isdigit():
                 mine[int(number)] = status
         if not mine:
+            if self._options.only_attach:
+                raise BadRequest(f"there is no job {self._base} to attach to")
             return f"{self._base}-1", False
         last = max(mine)
         status = mine[last]
-        if not status.has_ended or (status.exit_code == 0 and status.why == "exit"):
+        succeeded = status.exit_code == 0 and status.why == "exit"
+        if self._options.only_attach or not status.has_ended or succeeded:
             return status.job_id, True
         told = (await head.script(_DELIVERED, timeout_s=_CALL_TIMEOUT_S)).decode().split()
         if status.job_id not in told:
@@ -287,6 +293,7 @@ class _Gang:
             self._tell("code.ignored", f"{len(first.ignored)} ignored by git and not uploaded: {names}")
         with self._phase("start"):
             address, port = await self._meeting_point()
+            memo = written_memo(self._spec, key=self._options.key, nproc=self._nproc)
             plans = [self._plan(node, address, port, code) for node in self._nodes]
             await asyncio.gather(*map(self._arm, self._nodes))
             await asyncio.gather(
@@ -297,7 +304,7 @@ class _Gang:
                         plan.command,
                         env=plan.env,
                         secrets=self._options.secrets,
-                        files=plan.files,
+                        files={**plan.files, MEMO: memo},
                         timeout_s=_CALL_TIMEOUT_S,
                     )
                     for node, plan in zip(self._nodes, plans, strict=True)
@@ -547,6 +554,7 @@ class _Gang:
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
+        self._options.listener(Progress(name, "phase.began", ""))
         began = time.monotonic()
         try:
             yield
