@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import format_datetime
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
@@ -58,11 +59,11 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class HangUp(Exception):  # noqa: N818 - what happens to the connection
+class HangUp(Exception):
     """Close the connection without an answer."""
 
 
-class Stall(Exception):  # noqa: N818 - likewise
+class Stall(Exception):
     """Hold the connection open and never answer."""
 
 
@@ -291,7 +292,7 @@ class HttpEmulator:
             found = Request(**{**vars(request), "match": match.groupdict()})
             if fault is None:
                 return handler(found)
-            return fault(lambda: handler(found))
+            return fault(partial(handler, found))
         self.calls["unknown"] += 1
         return self.unknown(request)
 
@@ -351,7 +352,7 @@ def _handler(emulator: HttpEmulator) -> type[BaseHTTPRequestHandler]:
                 return
             self._send(reply)
 
-        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - the base class's names
 
         def _send(self, reply: Reply) -> None:
             is_text = isinstance(reply.body, str)
