@@ -70,13 +70,13 @@ def train(epochs: int, batch_size: int, learning_rate: float, out: Path) -> dict
     order = torch.randperm(len(images))
     held_out, training = order[:HELD_OUT], order[HELD_OUT:]
 
+    ranks = f"{dist.world_size()} rank{'s'[: dist.world_size() - 1]} on {dist.device().type}"
+    dist.print0(f"{ranks}: {len(training)} images to learn, {HELD_OUT} held out")
+
     model = dist.wrap(network().to(dist.device()))
     steps = len(training) // batch_size
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, total_iters=epochs)
-    dist.print0(
-        f"{dist.world_size()} ranks on {dist.device().type}, {len(training)} images to learn, {HELD_OUT} held out"
-    )
 
     accuracy = 0.0
     for epoch in range(1, epochs + 1):
