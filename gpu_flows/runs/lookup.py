@@ -39,6 +39,7 @@ def find_lease(
     *,
     clouds: Sequence[str] | None = None,
     needs_pins: bool = False,
+    inspects: bool = True,
     timeout_s: float = 120,
 ) -> Lease:
     """Find the boxes that an owner holds, reach them over SSH, and check them.
@@ -48,6 +49,7 @@ def find_lease(
         installation: Whose clouds and keys.
         clouds: Where to look; what this machine's journal knows unless given, else every configured cloud.
         needs_pins: Refuse boxes whose host keys nobody here knows: secrets are to be sent.
+        inspects: Compare the boxes with their promise; else they only have to be reached.
         timeout_s: How long to wait for a box that is still starting.
 
     Returns:
@@ -78,7 +80,13 @@ def find_lease(
         )
     lease = Lease(owner=who, namespace=namespace, clouds=tuple(refs), nodes=nodes)
     offers = {leased.box.id: leased.offer for leased in handle.lease.boxes} if handle else {}
-    check = SshCheck(installation, namespace, pins=handle.pins if handle else None, needs_pins=needs_pins)
+    check = SshCheck(
+        installation,
+        namespace,
+        pins=handle.pins if handle else None,
+        needs_pins=needs_pins,
+        inspects=inspects,
+    )
     leased = [
         LeasedBox(node=name.node, box=box, offer=offers.get(box.id), created_at=name.created)
         for name, box in found

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_flows.errors import GpuFlowsError
 from gpu_flows.leases.cost import cost_so_far
@@ -19,6 +19,7 @@ from gpu_flows.runs.installation import Installation
 from gpu_flows.runs.report import NodeReport, RunReport
 
 if TYPE_CHECKING:
+    from gpu_flows.remote.fetch import Fetched
     from gpu_flows.training.launch import JobResult
 
 
@@ -114,7 +115,7 @@ class Outcome:
             started_at=self._started_at,
             seconds=self.seconds,
             nodes=self._nodes(),
-            outputs=[str(path) for path in fetched.files] if fetched else (),
+            outputs=[str(file.path) for file in fetched.files] if fetched else (),
             not_fetched=_not_fetched(fetched),
             folder=str(self._here.run_folder(lease)),
             cost=cost_so_far(journal, self._here.clock.now()),
@@ -139,10 +140,11 @@ class Outcome:
         ]
 
 
-def _not_fetched(fetched: Any) -> list[str]:
+def _not_fetched(fetched: Fetched | None) -> list[str]:
     if fetched is None:
         return []
     return [
         *(f"{pattern}: matches nothing" for pattern in fetched.unmatched),
         *(f"{path}: outside of the working directory and the home" for path in fetched.outside),
+        *(f"{path}: did not arrive ({fetched.complaint or 'gone meanwhile'})" for path in fetched.failed),
     ]

@@ -25,11 +25,15 @@ from gpu_flows.runs.resolve import Resolution, resolve
 from gpu_flows.runs.steps import held, launch_ddp, owner_of, provision_box, teardown_box
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from gpu_flows.training.launch import LaunchOptions
     from gpu_flows.training.logbook import ShowLine
     from gpu_flows.training.spec import TrainingSpec
 
 SecretLookup = Callable[[str], str | None]
+
+_OFFERS_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,29 @@ class DryRun:
             "commands": list(self.commands),
             "files": self.files,
         }
+
+    def __rich__(self) -> RenderableType:
+        """Return it as tables for a terminal."""
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        facts = Table.grid(padding=(0, 2))
+        facts.add_column(style="dim", no_wrap=True)
+        facts.add_column(overflow="fold")
+        facts.add_row("offers", Text(f"{len(self.resolution.available)}, in this order:"))
+        for offer in self.resolution.available[:_OFFERS_SHOWN]:
+            where = " ".join(filter(None, (offer.cloud, offer.zone or offer.region, offer.instance_type)))
+            facts.add_row("", Text(f"{where}, {offer.usd_per_hour:.2f} dollars per hour"))
+        if (more := len(self.resolution.available) - _OFFERS_SHOWN) > 0:
+            facts.add_row("", Text(f"and {more} more"))
+        for node, body in enumerate(self.create):
+            rows = [f"{key}: {value}" for key, value in body.items() if value is not None]
+            facts.add_row(f"create {node}", Text("\n".join(rows)))
+        facts.add_row("upload", Text(self.files))
+        for node, line in enumerate(self.commands):
+            facts.add_row(f"node {node}", Text(line))
+        return Group(Text("nothing was rented; this is what a run would do", "bold"), facts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
