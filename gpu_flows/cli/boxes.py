@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpu_flows.cli.exits import Exit
 from gpu_flows.cli.flags import CONFIG, OWNER, RENTING, WHERE
 from gpu_flows.cli.output import Cell, Column, Output, length, usd
-from gpu_flows.cli.session import command_for, fresh_name, installation, owner_named, shown
+from gpu_flows.cli.session import clouds_of, command_for, fresh_name, installation, owner_named, shown
 from gpu_flows.cli.verbs import Flag, Given, verb
 from gpu_flows.errors import BadRequest, GpuFlowsError, MissingExtra
 
@@ -37,7 +37,7 @@ def provision(given: Given, output: Output) -> int:
     with installation(output) as here:
         wanted = asked.rental(here.settings)
         lease = reserve(owner, wanted, installation=here)
-        with Interrupts(here, owner, lease.namespace):
+        with Interrupts(here, owner):
             output.screen.waiting(f"renting {wanted.nodes} x {wanted.request} on {', '.join(wanted.clouds)}")
             try:
                 lease, attempts = provision_box(lease, wanted, installation=here)
@@ -100,7 +100,7 @@ def teardown(given: Given, output: Output) -> int:
             report = teardown_box(
                 owner,
                 installation=here,
-                clouds=_named_clouds(given),
+                clouds=clouds_of(given),
                 timeout_s=given.get("timeout_s", TEARDOWN_TIMEOUT_S),
             )
         except TeardownFailed as error:
@@ -225,7 +225,7 @@ def _survey(here: Installation, given: Given, output: Output) -> tuple[list[Clou
 
     from gpu_flows.leases.reaper import survey
 
-    named = _named_clouds(given)
+    named = clouds_of(given)
     clouds: list[Cloud] = []
     unopened: list[str] = []
     for ref in named or here.configured_clouds():
@@ -245,13 +245,6 @@ def _survey(here: Installation, given: Given, output: Output) -> tuple[list[Clou
         clouds, namespace, journals=here.settings.journals, liveness=here.liveness, clock=here.clock
     )
     return clouds, replace(found, unknown=(*found.unknown, *unopened))
-
-
-def _named_clouds(given: Given) -> list[str] | None:
-    from gpu_flows.clouds import CloudRef
-
-    texts = [*given.get("clouds", ()), *([given["provider"]] if "provider" in given else [])]
-    return [str(CloudRef.parse(part)) for text in texts for part in text.split(",") if part.strip()] or None
 
 
 def _show_ended(output: Output, document: dict[str, object], ended: Sequence[EndedBox]) -> None:

@@ -45,14 +45,11 @@ class Interrupts:
     Args:
         installation: Whose journal says what is alive.
         owner: Whose boxes are held.
-        namespace: The installation's namespace.
         ends: Whether an interruption ends the boxes; else it only ends the following.
     """
 
-    def __init__(
-        self, installation: Installation, owner: Owner, namespace: str, *, ends: bool = True
-    ) -> None:
-        self._installation, self._owner, self._namespace, self._ends = installation, owner, namespace, ends
+    def __init__(self, installation: Installation, owner: Owner, *, ends: bool = True) -> None:
+        self._installation, self._owner, self._ends = installation, owner, ends
         self._count = 0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -110,7 +107,8 @@ class Interrupts:
         return Interrupted("interrupted; everything that was rented is proven gone")
 
     def _live(self) -> list[tuple[str, Any]]:
-        return self._installation.journal(self._owner, self._namespace).live_boxes()
+        namespace = self._installation.namespace(())
+        return self._installation.journal(self._owner, namespace).live_boxes()
 
     def _alive(self) -> list[str]:
         """Return a line for each box that is not proven gone, and the command that ends them."""

@@ -18,7 +18,7 @@ from gpu_flows.cli.screen import Screen
 from gpu_flows.errors import BadRequest
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 _PLAIN_WIDTH = 10_000
 """Where nobody looks, nothing is wrapped."""
@@ -113,6 +113,21 @@ class Output:
         else:
             self._print(pretty)
 
+    def document(self, document: Mapping[str, Any]) -> None:
+        """Write a result that is JSON and nothing else."""
+        self._json(document)
+
+    def lines(self, source: str, lines: Iterable[str]) -> None:
+        """Write lines of a log, with where they come from."""
+        for line in lines:
+            self._write(f"{source:10} {line}")
+
+    def raw(self, data: bytes) -> None:
+        """Write bytes as they are."""
+        self.screen.stop()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
     def say(self, message: str) -> None:
         """Write a sentence on stderr."""
         self.screen.say(message)
@@ -146,15 +161,15 @@ class Output:
     def _print(self, pretty: RenderableType) -> None:
         from rich.console import Console
 
-        self._said_result = True
         self.screen.stop()
-        plain = self.format is Format.PLAIN
-        console: Console = (
-            Console(width=_PLAIN_WIDTH, color_system=None, highlight=False)
-            if plain
-            else Console(highlight=False, soft_wrap=False)
-        )
-        console.print(pretty)
+        self._said_result = True
+        if self.format is Format.TABLE:
+            Console(highlight=False).print(pretty)
+            return
+        console = Console(width=_PLAIN_WIDTH, color_system=None, highlight=False)
+        with console.capture() as captured:
+            console.print(pretty)
+        self._write("\n".join(line.rstrip() for line in captured.get().rstrip().splitlines()))
 
     def _write(self, line: str) -> None:
         self.screen.stop()

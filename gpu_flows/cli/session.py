@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.cli.output import Output
@@ -32,6 +33,18 @@ def owner_named(text: str | None) -> Owner:
     if not text:
         raise BadRequest("whose boxes?", hint="--owner NAME; `gpu-flows ps` lists the owners")
     return Owner.parse(text)
+
+
+def clouds_of(given: Mapping[str, Any]) -> list[str] | None:
+    """Return the clouds that ``--clouds`` and ``--provider`` name; None without them."""
+    from gpu_flows.clouds import CloudRef
+
+    told = given.get("clouds") or ()
+    texts = [
+        *([told] if isinstance(told, str) else told),
+        *([given["provider"]] if "provider" in given else []),
+    ]
+    return [str(CloudRef.parse(part)) for text in texts for part in text.split(",") if part.strip()] or None
 
 
 def fresh_name(entrypoint: str) -> str:
