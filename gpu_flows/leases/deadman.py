@@ -212,7 +212,6 @@ async def _renew(box: RemoteBox, silence: str, timeout_s: float) -> DeadmanState
     found = Found(field["was"])
     if found is Found.MISSING:
         return DeadmanState(found=found)
-    fired = parse_fired(f"{field['why']} {field['fired_at']}")
     if field["now"] != Found.RUNNING:
         raise DeadmanError(
             f"the dead-man of the box was {found} and is {field['now']} after it was started again, "
@@ -224,7 +223,7 @@ async def _renew(box: RemoteBox, silence: str, timeout_s: float) -> DeadmanState
         left_s=int(field["left"]),
         silence_s=int(field["silence"] or 0) or None,
         silent_s=int(field["age"]),
-        fired=fired,
+        fired=parse_fired(f"{field['why']} {field['fired_at']}"),
     )
 
 

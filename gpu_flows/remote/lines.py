@@ -118,15 +118,13 @@ class LineStream:
 
     def _line(self, text: str) -> list[str]:
         state = self._bars.pop(self._row, None)
-        if not text and (
-            self._overwrites or state
-        ):  # the bar's last state stays, not the empty line after it
-            out = self._pieces(state) if state else []
-        else:
-            out = self._pieces(text)
+        line: str | None = text
+        if not text and (self._overwrites or state):
+            line = state  # the bar's last state stays, the empty line after it does not
+        shown = self._pieces(line) if line is not None else []
         above = self._due_bars()
         self._bars = {row - 1: bar for row, bar in self._bars.items()}
-        return above + self._flood.pass_on(out)
+        return above + self._flood.pass_on(shown)
 
     def _note_bar(self, state: str, row: int) -> None:
         if state.strip() and state != self._shown:

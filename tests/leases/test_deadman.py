@@ -16,6 +16,7 @@ import pytest
 from gpu_flows.leases.deadman import (
     FOLDER,
     HALT,
+    DeadmanError,
     Found,
     arm_heartbeat,
     boot_script,
@@ -344,6 +345,25 @@ async def test_one_that_no_longer_counts_is_replaced(dash_box):
     state = await renew(dash_box, timeout_s=10)
     assert state.found is Found.HUNG
     assert deadmen(dash_box) == [deadman_pid(dash_box)] != [first]
+
+
+async def test_c63_the_record_says_when_it_fired(dash_box):
+    await boot(dash_box, script(1))
+    await until(lambda: len(destroyed(dash_box)) >= 2)
+    fired = parse_fired((dash_box.home / FOLDER / "fired").read_text())
+    # Stable on every later look, however long the box is found again after its end.
+    await asyncio.sleep(1.1)
+    assert (await renew(dash_box, timeout_s=10)).fired == fired
+    assert parse_fired("") is None
+    assert parse_fired(" " * 127 + "\n") is None
+
+
+async def test_one_that_cannot_be_started_is_an_error(dash_box):
+    await boot(dash_box, script(300))
+    (dash_box.home / FOLDER / "deadman.sh").write_text("exit 1\n")
+    await end(deadman_pid(dash_box))
+    with pytest.raises(DeadmanError, match="is dead after it was started again"):
+        await renew(dash_box, timeout_s=10)
 
 
 @in_every_shell

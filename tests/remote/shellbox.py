@@ -55,7 +55,10 @@ class ShellBox:
     async def script(self, text: str, *args: str, stdin: bytes | None = None, timeout_s: float) -> bytes:
         async with asyncio.timeout(timeout_s):
             process = await self.open(text, *args)
-            out, err = await process.communicate(stdin or b"")
+            try:
+                out, err = await process.communicate(stdin or b"")
+            finally:
+                await _finished(process)
         if process.returncode != 0:
             raise RemoteScriptFailed(err.decode(), exit_status=process.returncode, stderr=err)
         assert err == b"", err
@@ -68,9 +71,7 @@ class ShellBox:
                 while chunk := await process.stdout.read(1 << 18):
                     yield chunk
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                await process.wait()
+                await _finished(process)
 
     def processes(self) -> list[int]:
         """Return all that was started here and lives."""
@@ -81,6 +82,13 @@ class ShellBox:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+async def _finished(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    await process.communicate()
 
 
 def in_every_shell(scenario):

@@ -518,6 +518,29 @@ async def test_a_term_to_the_recorder_changes_nothing(box):
     assert (status.exit_code, status.why) == (9, "exit")
 
 
+async def test_the_recorder_shows_that_it_is_alive_and_its_heart_stops_with_it(dash_box, monkeypatch):
+    real = jobs.script
+    monkeypatch.setattr(jobs, "script", lambda name: real(name).replace("sleep 5 &", "sleep 0.2 &"))
+    await start(dash_box, "j", "sleep 600")
+    heartbeat = state_file(dash_box, "j", "heartbeat")
+    for _ in range(2):
+        os.utime(heartbeat, (0, 0))
+        await until(lambda: heartbeat.stat().st_mtime > 0)
+    await end(await runner_of(dash_box, "j"))
+    await until(lambda: len(dash_box.processes()) == len(processes_of(dash_box, "j")))
+
+
+async def test_pytorch_76287_the_wait_for_what_cannot_be_killed_is_bounded(dash_box, monkeypatch):
+    real = jobs.script
+    unkillable = "members() { echo 999999999; }\n\n# TERM to each"
+    monkeypatch.setattr(jobs, "script", lambda name: real(name).replace("# TERM to each", unkillable))
+    await start(dash_box, "j", "exec sleep 600")
+    begun = time.monotonic()
+    assert await kill_job(dash_box, "j", grace_s=0, timeout_s=4) == 1
+    assert time.monotonic() - begun < 15
+    assert (await status_of(dash_box, "j")).state is JobState.RUNNING
+
+
 # A full disk, and no memory.
 
 
@@ -631,3 +654,27 @@ async def test_over_ssh_lost_connections_while_it_starts(sshd):
             )
             await until(lambda n=n: (folder_of(sshd, f"j{n}") / "ran").exists())
             assert (folder_of(sshd, f"j{n}") / "ran").read_text() == "ran\n"
+
+
+@pytest.mark.table
+async def test_ranks_of_torchrun_end_though_torchrun_was_killed_hard(tmp_path):
+    """Every rank is a session of its own and none is told of torchrun's death."""
+    box = ShellBox(tmp_path / "box", "dash")
+    box.env["PATH"] = f"{Path(sys.executable).parent}:{box.env['PATH']}"
+    train = b"import os, time\nopen('rank' + os.environ['RANK'], 'w').close()\ntime.sleep(600)\n"
+    try:
+        command = 'torchrun --standalone --nproc-per-node 2 "$GPU_FLOWS_JOB_DIR/train.py"'
+        status = await start(box, "j", command, files={"train.py": train})
+        await until(lambda: (box.home / "rank0").exists() and (box.home / "rank1").exists(), 90)
+        torchrun = [
+            pid for pid in processes_of(box, "j") if b"torchrun" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
+        os.killpg(status.pid, signal.SIGKILL)
+        for pid in torchrun:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        status = await ended(box, "j", 30)
+        assert (status.exit_code, status.why) == (137, "signal")
+        assert box.processes() == []
+    finally:
+        box.close()

@@ -11,7 +11,7 @@ look() { # PID; sets state and start
 
 # Sets was: running, dead, stopped (it still holds the place) or hung (it no longer counts).
 look_at_deadman() {
-  was=dead p='' t='' why='' fired_at=''
+  was=dead p='' t='' why='' fired_at='' age=''
   { read -r p t <pid; } 2>/dev/null
   { read -r why fired_at _ <fired; } 2>/dev/null
   { read -r _ at left _ age _ <left; } 2>/dev/null
@@ -31,20 +31,29 @@ look_at_deadman() {
 
 read -r _ _ tick _ <conf
 look_at_deadman
-found=$was
-[ -z "$2" ] || put silence "$2"
+found=$was old=$p looks=0
+# Its successor leaves again while it sees it alive.
+while { [ "$was" = stopped ] || [ "$was" = hung ]; } && [ $looks -lt 50 ]; do
+  kill -KILL "$p"
+  looks=$((looks + 1))
+  sleep 0.1
+  look_at_deadman
+done
+looks=0
 if [ "$found" != running ]; then
-  case $found in stopped | hung) kill -KILL "$p" ;; esac
   setsid=$(command -v setsid)
   $setsid sh deadman.sh "$HOME/.gpu-flows/deadman" </dev/null >/dev/null 2>&1 &
-  old=$p looks=0
-  until look_at_deadman && [ "$was" = running ] && [ "$p" != "$old" ] || [ $looks -ge 50 ]; do
-    looks=$((looks + 1))
-    sleep 0.1
-  done
 fi
-# Into its memory; where that cannot be reached, onto the disk.
+# It may be about to start, or to be dead.
+until look_at_deadman && [ "$was" = running ] && [ -n "$age" ] &&
+  { [ "$found" = running ] || [ "$p" != "$old" ]; }; do
+  looks=$((looks + 1))
+  [ $looks -lt 50 ] || { echo "was=$found now=$was"; exit; }
+  sleep 0.1
+done
+
+# Into its memory; where that cannot be reached, onto the disk. Before the silence: what is armed has been renewed.
 { [ -e "/proc/$p/fd/3" ] && put "/proc/$p/fd/3" "$1"; } 2>/dev/null || put lease "$1"
-ttl=''
-read -r ttl <silence
-echo "was=$found now=$was left=$((left - u + at)) age=$((age + u - at)) silence=$ttl why=$why fired_at=$fired_at"
+[ -z "$2" ] || put silence "$2"
+read -r silence <silence
+echo "was=$found now=$was left=$((left - u + at)) age=$((age + u - at)) silence=$silence why=$why fired_at=$fired_at"

@@ -10,11 +10,11 @@ if [ "$before" != ABSENT ]; then
   rm -f "$folder/.state/secrets"
   sweep "$folder" "$2" "$3"
 
-  # The runner, if there is one, records the end.
+  # The runner, if there is one, records the end; not before all are dead.
   now_s
   begun=$now
   look_at_job "$folder"
-  while [ "$phase" = RUNNING ] && [ -z "$unstarted" ] && [ $((now - begun)) -lt 10 ]; do
+  while [ "$left" -eq 0 ] && [ "$phase" = RUNNING ] && [ -z "$unstarted" ] && [ $((now - begun)) -lt 10 ]; do
     sleep 0.1
     now_s
     look_at_job "$folder"
