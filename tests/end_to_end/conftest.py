@@ -59,7 +59,7 @@ class Machine:
     def cli(self, *arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
         """Run a verb of the command line as a user does, in a process of its own."""
         return subprocess.run(
-            [sys.executable, "-m", "gpu_flows.cli", *arguments],
+            [str(Path(sys.executable).parent / "gpu-flows"), *arguments],
             env=self.environment,
             cwd=PROJECT,
             capture_output=True,
