@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 CHUNK_BYTES = 256 * 1024
@@ -225,13 +225,16 @@ class Channel:
         self._chan.abort()
 
 
-async def _pieces(stdin: bytes | AsyncIterable[bytes] | None) -> AsyncIterable[bytes]:
+async def _pieces(stdin: bytes | AsyncIterable[bytes] | None) -> AsyncIterator[bytes]:
+    """Cut the input so small that a loss of the connection is noticed between two pieces."""
     if stdin is None:
         return
-    if isinstance(stdin, bytes):
-        view = memoryview(stdin)
+    async for chunk in _once(stdin) if isinstance(stdin, bytes) else stdin:
+        view = memoryview(chunk)
         for start in range(0, len(view), CHUNK_BYTES):
             yield bytes(view[start : start + CHUNK_BYTES])
-        return
-    async for chunk in stdin:
-        yield chunk
+            await asyncio.sleep(0)
+
+
+async def _once(chunk: bytes) -> AsyncIterator[bytes]:
+    yield chunk

@@ -183,6 +183,13 @@ async def _attempt(
     return connection, shown[-1], connected[-1] - started
 
 
+def is_loopback(endpoint: SshEndpoint) -> bool:
+    """Tell whether an endpoint is on this machine, where neither politeness nor compression pays."""
+    return endpoint.proxy is None and (
+        endpoint.host in ("localhost", "::1") or endpoint.host.startswith("127.")
+    )
+
+
 def _turnstile() -> asyncio.Semaphore:
     """Return the semaphore that every login of this loop passes; a process has one loop that logs in."""
     loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from typing import Any, Self
 from gpu_flows.endpoint import SshEndpoint
 from gpu_flows.remote import framing
 from gpu_flows.remote.channel import Channel
-from gpu_flows.remote.connect import ConnectOptions, Login, log_in
+from gpu_flows.remote.connect import ConnectOptions, Login, is_loopback, log_in
 from gpu_flows.remote.errors import (
     OutputTooLarge,
     RemoteScriptFailed,
@@ -241,7 +241,7 @@ class RemoteBox:
         loop = asyncio.get_running_loop()
         started = loop.time()
         deadline = started + deadline_s
-        pause = backoff or (_loopback_backoff if self._is_loopback() else polite_backoff)
+        pause = backoff or (_loopback_backoff if is_loopback(self._endpoint) else polite_backoff)
         failures = 0
         failure: SshUnreachable | SshAuthenticationFailed = SshUnreachable(f"{self._name()} does not answer")
         while True:
@@ -417,9 +417,6 @@ class RemoteBox:
 
     def _name(self) -> str:
         return f"{self._endpoint.username}@{self._endpoint.host}:{self._endpoint.port}"
-
-    def _is_loopback(self) -> bool:
-        return self._endpoint.host in ("localhost", "::1") or self._endpoint.host.startswith("127.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,17 @@ class SshServer:
 class OpenSshServer(SshServer):
     """A real sshd on loopback, run by root, whose user root has a home of its own."""
 
-    def __init__(self, folder: Path, private_key: str, public_key: str, options: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        private_key: str,
+        public_key: str,
+        options: dict[str, str],
+        environment: dict[str, str],
+    ) -> None:
         self.folder = folder
         self.options = options
+        self.environment = environment
         self.marker = f"GPU_FLOWS_TEST_SSHD={os.getpid()}-{os.urandom(6).hex()}"
         self.process: subprocess.Popen[bytes] | None = None
         home = folder / "home"
@@ -99,7 +107,9 @@ class OpenSshServer(SshServer):
             "PasswordAuthentication": "no",
             "AllowTcpForwarding": "yes",
             # root's home is in /etc/passwd; these two move it for the sessions of this server alone.
-            "SetEnv": f"HOME={self.home} {self.marker}",
+            "SetEnv": " ".join(
+                [f"HOME={self.home}", self.marker, *(f"{k}={v}" for k, v in self.environment.items())]
+            ),
             "ForceCommand": 'cd "$HOME" && exec "$SHELL" -c "$SSH_ORIGINAL_COMMAND"',
             **self.options,
         }
@@ -190,10 +200,10 @@ def sshd_maker(parent: Path, key: asyncssh.SSHKey) -> Iterator[SshdMaker]:
         pytest.skip("sshd has to be run by root")
     servers: list[OpenSshServer] = []
 
-    def make(**options: str) -> OpenSshServer:
+    def make(environment: dict[str, str] | None = None, **options: str) -> OpenSshServer:
         folder = parent / f"sshd-{len(servers)}"
         folder.mkdir()
-        server = OpenSshServer(folder, private_text(key), public_line(key), options)
+        server = OpenSshServer(folder, private_text(key), public_line(key), options, environment or {})
         servers.append(server)
         server.start()
         return server
