@@ -29,3 +29,8 @@ Listener = Callable[[Progress], None]
 
 def ignore(_: Progress) -> None:
     """Listen to nothing."""
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: ``1 box``, ``2 boxes``."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"

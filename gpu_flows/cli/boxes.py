@@ -12,6 +12,7 @@ from gpu_flows.cli.output import Cell, Column, Output, length, usd
 from gpu_flows.cli.session import clouds_of, command_for, fresh_name, installation, owner_named, shown
 from gpu_flows.cli.verbs import Flag, Given, verb
 from gpu_flows.errors import BadRequest, GpuFlowsError, MissingExtra
+from gpu_flows.progress import counted
 
 if TYPE_CHECKING:
     from gpu_flows.clouds.base import Cloud
@@ -71,7 +72,7 @@ def provision(given: Given, output: Output) -> int:
         ],
     )
     output.say(
-        f"{shown(owner)} holds {len(lease.boxes)} boxes for {usd(lease.usd_per_hour)} dollars per hour, at most until "
+        f"{shown(owner)} holds {counted(len(lease.boxes), 'box', 'boxes')} for {usd(lease.usd_per_hour)} dollars per hour, at most until "
         f"{lease.deadline:%Y-%m-%d %H:%M} UTC; `{command_for('teardown', owner)}` ends them"
     )
     return Exit.OK
@@ -135,7 +136,7 @@ def ps(given: Given, output: Output) -> int:
         map(_box_row, boxes),
     )
     if boxes:
-        output.say(f"{len(boxes)} boxes, {usd(total)} dollars per hour")
+        output.say(f"{counted(len(boxes), 'box', 'boxes')}, {usd(total)} dollars per hour")
     elif not found.unknown:
         output.say("no boxes")
     return _exit_for(found, output)
@@ -161,7 +162,7 @@ def reap(given: Given, output: Output) -> int:
         ended: Sequence[EndedBox] = ()
         failure: ReapFailed | None = None
         if given.get("yes") and due:
-            output.screen.waiting(f"ending {len(due)} boxes")
+            output.screen.waiting(f"ending {counted(len(due), 'box', 'boxes')}")
             try:
                 ended = end(
                     found, clouds, journals=here.settings.journals, clock=here.clock, listener=output.screen
@@ -184,9 +185,9 @@ def reap(given: Given, output: Output) -> int:
     if not due:
         output.say("nothing to reap")
     elif given.get("yes"):
-        output.say(f"{len(ended)} boxes ended and proven gone")
+        output.say(f"{counted(len(ended), 'box', 'boxes')} ended and proven gone")
     else:
-        output.say(f"{len(due)} boxes would be ended; `gpu-flows reap --yes` ends them")
+        output.say(f"{counted(len(due), 'box', 'boxes')} would be ended; `gpu-flows reap --yes` ends them")
     return _exit_for(found, output)
 
 
@@ -240,7 +241,7 @@ def _survey(here: Installation, given: Given, output: Output) -> tuple[list[Clou
         except GpuFlowsError as error:
             unopened.append(f"{ref}: {error}")
     namespace = here.namespace(named or here.configured_clouds())
-    output.screen.waiting(f"asking {len(clouds)} cloud" + ("s" if len(clouds) != 1 else ""))
+    output.screen.waiting(f"asking {counted(len(clouds), 'cloud')}")
     found = survey(
         clouds, namespace, journals=here.settings.journals, liveness=here.liveness, clock=here.clock
     )

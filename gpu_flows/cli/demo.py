@@ -35,9 +35,9 @@ def demo(given: Given, output: Output) -> int:
     code = show_report(shown.report, output)
     if code == Exit.OK:
         output.say(
-            f"accuracy {shown.metrics['accuracy']:.4f} on digits it had never seen (above {LEAST_ACCURACY}); "
-            f"the checkpoint is {folder / 'model.pt'}"
+            f"accuracy {shown.metrics['accuracy']:.4f} on digits that it had never seen, above {LEAST_ACCURACY}"
         )
+        output.say(f"checkpoint: {folder / 'model.pt'}")
     return code
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gpu_flows.cli.exits import Exit
 from gpu_flows.cli.session import command_for, shown
 from gpu_flows.errors import GpuFlowsError
+from gpu_flows.progress import counted
 
 if TYPE_CHECKING:
     from gpu_flows.leases.lease import Owner
@@ -75,8 +76,8 @@ class Interrupts:
             raise KeyboardInterrupt
         alive = self._alive()
         if self._count == 2:
-            _say("\n".join(alive) or "nothing is known to be alive any more; still making sure of it")
-            _say("press Ctrl-C once more to leave without waiting")
+            alive = alive or ["nothing is known to be alive any more; still making sure of it"]
+            _say("\n".join([*alive, "press Ctrl-C once more to leave without waiting"]))
         else:
             os._exit(Exit.MAY_BILL if alive and self._ends else Exit.INTERRUPTED)
 
@@ -85,7 +86,7 @@ class Interrupts:
             return "no longer following"
         number = len(self._live())
         what = (
-            f"tearing down {number} box{'es'[: 2 * (number != 1)]}"
+            f"tearing down {counted(number, 'box', 'boxes')}"
             if number
             else "making sure that nothing is left"
         )

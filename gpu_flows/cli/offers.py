@@ -34,7 +34,7 @@ def gpus(given: Given, output: Output) -> int:
                 f"{model.vram_gb}",
                 f"{model.architecture} {model.generation}",
                 " ".join(model.form_factors),
-                " ".join(model.providers),
+                " ".join(sorted(model.providers)),
             )
             for model in models
         ],

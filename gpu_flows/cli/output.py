@@ -134,7 +134,7 @@ class Output:
 
     def failed(self, code: str, message: str, *, hint: str | None = None, notes: Iterable[str] = ()) -> None:
         """Say what failed, once on stderr and, where JSON is asked for, as the document on stdout."""
-        self.screen.failed(message, hint=hint, notes=notes)
+        self.screen.failed(message, hint=hint, notes=notes, word="" if code == "INTERRUPTED" else "error")
         if self.format is Format.JSON and not self._said_result:
             error = {"code": code, "message": message, "hint": hint}
             self._json({"ok": False, "error": error})
@@ -164,7 +164,8 @@ class Output:
         self.screen.stop()
         self._said_result = True
         if self.format is Format.TABLE:
-            Console(highlight=False).print(pretty)
+            # A blank line, where it follows what went on.
+            Console(highlight=False).print(*(("",) if self.screen.said else ()), pretty, sep="\n")
             return
         console = Console(width=_PLAIN_WIDTH, color_system=None, highlight=False)
         with console.capture() as captured:

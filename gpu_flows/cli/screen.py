@@ -18,11 +18,26 @@ if TYPE_CHECKING:
 
 _STEP_WIDTH = 10
 _BAD = ("failed", "lost", "unkillable", "ambiguous", "silent", "none", "unlisted", "unwritable")
+_PHASES = {
+    "resolve": "asking the clouds",
+    "provision": "renting, and waiting for the boxes",
+    "upload": "uploading the code",
+    "start": "starting the job",
+    "train": "training",
+    "outputs": "fetching the outputs",
+    "teardown": "giving the boxes back",
+}
+_SAID_ALREADY = "gpu-flows: node "
+"""What a node's log begins with: its command line, which was shown when the job was started."""
 _GOOD = ("ready", "gone", "started", "uploaded")
 
 
 class Screen:
-    """Shows progress, log lines and errors on stderr."""
+    """Shows progress, log lines and errors on stderr.
+
+    Attributes:
+        said: Whether anything was shown.
+    """
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -31,9 +46,12 @@ class Screen:
         self._task: Any = None
         self._bar: Any = None
         self._lock = threading.RLock()
+        self.said = False
 
     def __call__(self, progress: Progress) -> None:
         """Show something that happened; a `gpu_flows.progress.Listener`."""
+        if progress.kind == "phase.began":
+            self.waiting(_PHASES.get(progress.step, progress.step))
         if not progress.message:
             return
         ending = progress.kind.rpartition(".")[2]
@@ -42,7 +60,8 @@ class Screen:
 
     def log_line(self, source: str, line: str) -> None:
         """Show a line that the job wrote; a `gpu_flows.training.logbook.ShowLine`."""
-        self._line(source, line, bar=True)
+        if not line.startswith(_SAID_ALREADY):
+            self._line(source, line, bar=True)
 
     def say(self, message: str) -> None:
         """Show a sentence."""
@@ -51,19 +70,23 @@ class Screen:
         else:
             _write(message)
 
-    def failed(self, message: str, *, hint: str | None = None, notes: Iterable[str] = ()) -> None:
+    def failed(
+        self, message: str, *, hint: str | None = None, notes: Iterable[str] = (), word: str = "error"
+    ) -> None:
         """Show what failed, and what to do about it."""
         self.stop()
-        lines = [("error", message), *(("", note) for note in notes)]
+        lines = [(word, message), *(("", note) for note in notes)]
         lines += [("hint", hint)] if hint else []
-        for word, text in lines:
+        for title, text in lines:
             if self._terminal:
                 from rich.text import Text
 
-                style = {"error": "bold red", "hint": "bold"}.get(word, "")
-                self._rich().print(Text.assemble((f"{word}: " if word else "", style), text), soft_wrap=True)
+                style = {"error": "bold red", "hint": "bold"}.get(title, "")
+                self._rich().print(
+                    Text.assemble((f"{title}: " if title else "", style), text), soft_wrap=True
+                )
             else:
-                _write(f"{word}: {text}" if word else text)
+                _write(f"{title}: {text}" if title else text)
 
     def waiting(self, what: str) -> None:
         """Show, on a terminal, what is being waited for, until something else is or `stop` is called."""
@@ -100,11 +123,16 @@ class Screen:
         if not self._terminal:
             _write(f"{step:{_STEP_WIDTH}} {message}")
             return
+        from rich.table import Table
         from rich.text import Text
 
-        mark = "│ " if bar else ""
-        text = Text.assemble((f"{step:{_STEP_WIDTH}} ", "cyan"), (mark, "dim"), (message, style))
-        self._rich().print(text, soft_wrap=True)
+        self.said = True
+        # A grid, so that what does not fit goes on below its own column.
+        line = Table.grid(padding=(0, 1, 0, 0))
+        line.add_column(width=_STEP_WIDTH, no_wrap=True)
+        line.add_column(overflow="fold")
+        line.add_row(Text(step, "cyan"), Text.assemble(("│ " if bar else "", "dim"), (message, style)))
+        self._rich().print(line)
 
     def _rich(self) -> Console:
         with self._lock:

@@ -266,7 +266,7 @@ class Provisioner:
         return unlisted
 
     def _ready_adopted(self, lease: Lease, terms: Terms, adopted: Sequence[LeasedBox]) -> Lease:
-        self._tell("box.adopted", f"{lease.owner} holds {len(adopted)} boxes already: using them")
+        self._tell("box.adopted", f"{lease.owner} holds its boxes already: using them")
         ready = in_parallel([partial(self._make_ready, leased, terms) for leased in adopted])
         for outcome in ready:
             if isinstance(outcome, Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -139,9 +140,10 @@ def _followed(
         except GpuFlowsError as error:
             outcome.failure = error
         if ends:
+            began = time.monotonic()
             try:
-                with outcome.phase("teardown"):
-                    teardown_box(lease, installation=here)
+                teardown_box(lease, installation=here)
+                outcome.seconds["teardown"] = time.monotonic() - began
             except TeardownFailed as error:
                 outcome.left = list(error.failures)
     return outcome.finish()

@@ -144,7 +144,8 @@ class RunReport:
     def _facts(self) -> list[tuple[str, str]]:
         rented = self.boxes.boxes if self.boxes else ()
         shapes = sorted({f"{b.box.cloud} {b.offer.instance_type if b.offer else ''}".strip() for b in rented})
-        took = "  ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())
+        phases = ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())
+        took = f"{sum(self.seconds.values()):.1f} s: {phases}" if phases else ""
         proof = f"{len(self.ended)} ended and proven gone"
         if self.detached:
             deadline = self.boxes.deadline if self.boxes else None

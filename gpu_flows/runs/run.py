@@ -14,7 +14,7 @@ from gpu_flows.leases.cost import cost_so_far
 from gpu_flows.leases.lease import BoxName, Lease, Owner, deadline_of, lease_id
 from gpu_flows.leases.provision import ProvisionError
 from gpu_flows.leases.teardown import TeardownFailed
-from gpu_flows.progress import Listener, Progress, ignore
+from gpu_flows.progress import Listener, Progress, counted, ignore
 from gpu_flows.runs.handle import asked_for
 from gpu_flows.runs.heartbeat import DeadmanHeartbeat
 from gpu_flows.runs.installation import Installation
@@ -123,7 +123,8 @@ def run(
         entrypoint: What to run; see `TrainingSpec.entrypoint`. Not together with ``spec``.
         gpus: A request such as ``"H100:8"``, a list of them in order of preference, or ``"cpu:2"``.
         spec: What to run, as a whole.
-        name: Names the lease: a call with the name of a run that was cut off finds its boxes and its job.
+        name: Names the lease, so that anyone can find its boxes; a call with the name of a detached run finds its
+            boxes and follows its job.
         installation: Whose clouds; the default one of this machine unless given.
         following: How the job is followed.
         listener: Told what happens.
@@ -219,7 +220,7 @@ class _Run:
         outcome = Outcome(self._owner, namespace, str(self._wanted.request), self._here)
         with outcome.phase("resolve"):
             found = resolve(self._wanted, self._here)
-        offers = f"{len(found.available)} offers for {self._wanted.request}"
+        offers = f"{counted(len(found.available), 'offer')} for {self._wanted.request}"
         self._here.listener(Progress("resolve", "offers.found", offers))
         detach = self._following.detach
         try:
@@ -229,8 +230,6 @@ class _Run:
             ):
                 self._work(outcome, lease, found, secrets)
                 outcome.detached = detach and outcome.failure is None
-                if not outcome.detached:
-                    self._here.listener(Progress("teardown", "phase.began", ""))
                 teardown_began = time.monotonic()
                 if detach and outcome.failure is not None:
                     # There is no job for whose sake the boxes should be left.

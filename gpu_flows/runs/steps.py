@@ -219,6 +219,7 @@ def teardown_box(
     journal = installation.journal(who, space)
     # What the request and the journal name; without either, everything that is configured.
     refs = list(dict.fromkeys([*named, *sorted(journal.clouds())])) or installation.configured_clouds()
+    installation.listener(Progress("teardown", "phase.began", ""))
     return shielded(
         partial(
             teardown,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpu_flows.clouds.base import Box
 from gpu_flows.clouds.errors import BoxLost, CloudError
 from gpu_flows.errors import BadRequest, GpuFlowsError
-from gpu_flows.progress import Listener, Progress, ignore
+from gpu_flows.progress import Listener, Progress, counted, ignore
 from gpu_flows.training.causes import Diagnosis, ExitCause
 from gpu_flows.training.commands import NodeCommand, node_command
 from gpu_flows.training.diagnose import NodeEvidence, diagnose
@@ -287,7 +287,10 @@ class _Gang:
             uploads = await asyncio.gather(*(self._upload(node, sources.path, code) for node in self._nodes))
         first = uploads[0]
         how = "unchanged" if first.unchanged else f"{first.sent_bytes / 1e6:.1f} MB sent"
-        self._tell("code.uploaded", f"{first.files} files on {len(uploads)} boxes, {how}")
+        self._tell(
+            "code.uploaded",
+            f"{counted(first.files, 'file')} on {counted(len(uploads), 'box', 'boxes')}, {how}",
+        )
         if first.ignored:
             names = ", ".join(first.ignored[:5]) + (" ..." if len(first.ignored) > 5 else "")
             self._tell("code.ignored", f"{len(first.ignored)} ignored by git and not uploaded: {names}")
