@@ -21,7 +21,6 @@ only when it is used.
 
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -122,8 +121,10 @@ def run(
     if _is_rank():
         ours = _join(backend)
         result = fn(*args, **kwargs)
-        if ours:
-            _leave()
+        # Only after a good end: leaving can wait for ranks, and after a failure those wait for this one.
+        group = _group()
+        if ours and group is not None:
+            group.destroy_process_group()
         return result
     if nproc is None:
         import torch
@@ -286,16 +287,7 @@ def _join(backend: str | None = None) -> bool:
             known = [Card(card.name, card.major) for card in cards]
             os.environ.update(card_settings(known, torch.cuda.nccl.version(), torch.version.cuda, os.environ))
     distributed.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"))
-    atexit.register(_leave)
     return True
-
-
-def _leave() -> None:
-    """Leave the group after a good end. After a failure nobody should: it can wait for the ranks that failed."""
-    group = _group()
-    if group is not None:
-        group.destroy_process_group()
-    atexit.unregister(_leave)
 
 
 # Quirks of cards.

@@ -72,6 +72,8 @@ class MissingSecrets(BadRequest):
 
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LONGEST_BYTES = 128 * 1024 - 64
+"""MAX_ARG_STRLEN of Linux, which for a variable includes its name."""
 _READ_ONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID"}
 _MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 _DURATION = re.compile(r"(?:([\d.]+)d)?(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s?)?")
@@ -88,9 +90,12 @@ def _number_as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _without_nul(value: str) -> str:
+def _passable(value: str) -> str:
+    """Refuse what the kernel passes to no program, in an argument or in the environment."""
     if "\0" in value:
         raise ValueError("contains a NUL byte, which no program can be given")
+    if len(value.encode()) >= _LONGEST_BYTES:
+        raise ValueError("is too long: no program can be given more than 128 KiB at once; put it into a file")
     return value
 
 
@@ -148,7 +153,7 @@ def _local_folder(value: Any) -> Any:
     return value
 
 
-_Text = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_without_nul)]
+_Text = Annotated[str, BeforeValidator(_number_as_text), AfterValidator(_passable)]
 _Filled = Annotated[_Text, AfterValidator(_filled)]
 _Variable = Annotated[_Text, AfterValidator(_variable)]
 _Listed = Annotated[tuple[_Filled, ...], BeforeValidator(_listed)]
@@ -181,9 +186,7 @@ class TrainingSpec(BaseModel):
         max_duration: Longest time the job may run: seconds, "6h", "1d2h30m", or ISO 8601.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", hide_input_in_errors=True, str_max_length=1_000_000
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     entrypoint: _Filled
     args: Annotated[tuple[_Text, ...], BeforeValidator(_words)] = ()

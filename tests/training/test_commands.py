@@ -102,7 +102,7 @@ def test_c45_any_words_arrive_byte_for_byte(shell: str, tmp_path: Path) -> None:
     ranks = tmp_path / "ranks"
     ranks.mkdir()
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(TEXT, max_size=5))
     def check(args: list[str]) -> None:
         spec = TrainingSpec(entrypoint="x.py", args=args, launcher="python")

@@ -46,7 +46,7 @@ def test_a_world_of_one_is_answered_where_it_stands() -> None:
     assert found["world"] == (0, 0, 1, True)
     assert found["mean"] == [0.0, 4.0]
     assert found["part"] == [0, 1, 2, 3, 4]
-    assert found["model"] == "Linear"
+    assert dist.run(ranks.learn, nproc=1)[0] == "Linear"
 
 
 def test_a_box_that_presets_a_part_of_a_world_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,8 +77,7 @@ def test_ranks_are_spawned_and_a_result_of_any_size_comes_back() -> None:
     assert found["mean of numbers"] == found["mean of integers"] == 0.5
     assert found["part"] == [0, 2, 4]
     assert found["even part"] == [0, 2]
-    assert found["model"] == "DistributedDataParallel"
-    assert found["gradient"].tolist() == [[0.5, 0.5]], "the mean of both ranks"
+    assert found["tensor"].tolist() == [1.0, 1.0]
     assert found["blob"] == b"x" * 50_000_000
     assert dist.world_size() == 1, "the caller is no rank"
 
@@ -94,6 +93,13 @@ def test_the_caller_sees_the_failing_ranks_own_traceback() -> None:
     assert text.endswith("ValueError: bad batch\n")
     assert "ValueError: bad batch" in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+@pytest.mark.table
+def test_a_wrapped_model_has_the_mean_gradient_of_all_ranks() -> None:
+    kind, gradient = dist.run(ranks.learn, nproc=2)
+    assert kind == "DistributedDataParallel"
+    assert gradient.tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.table

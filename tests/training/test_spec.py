@@ -128,6 +128,7 @@ def test_a_duration_is_seconds_words_or_iso_8601(value: object, seconds: float) 
         ({"args": "--name 'x"}, "args: cannot be split into words"),
         ({"args": ["a\0"]}, "args.0: contains a NUL byte"),
         ({"args": [True]}, "args.0: has to be text"),
+        ({"args": ["漢" * 44_000]}, "args.0: is too long"),
         ({"env": {"A B": "x"}}, "env.A B: is not the name of an environment variable"),
         ({"env": {"GPU_FLOWS_X": "x"}}, "env.GPU_FLOWS_X: begins with GPU_FLOWS_"),
         ({"env": {"UID": "x"}}, "env.UID: is read-only in bash"),

@@ -51,7 +51,7 @@ export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
 mkdir -p "$job/ranks"
 # torchrun gives every rank a session of its own and dies without a word to them when it is killed: the tie is ours.
 GPU_FLOWS_TIE=''
-! setpriv --pdeathsig KILL true 2>/dev/null || GPU_FLOWS_TIE='setpriv --pdeathsig KILL'
+if setpriv --pdeathsig KILL true 2>/dev/null; then GPU_FLOWS_TIE='setpriv --pdeathsig KILL'; fi # not busybox' own
 export GPU_FLOWS_TIE
 
 cd -- "$job" || exit
