@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ class HttpApi:
         secrets: Values that must never show up in an error.
         verdicts: What the cloud's failures mean; the first match wins.
         error_code: Reads the cloud's machine-readable error code from a body.
+        box_ids: Reads the ids of boxes that a failure mentions: they may exist in spite of it.
+        secret_fields: Fields of answers that hold a secret, whose values never show up in an error.
         timeout_s: For one call, unless the call says otherwise.
         clock: Time and sleep.
         transport: Replaces the network, for tests.
@@ -80,6 +83,8 @@ class HttpApi:
         secrets: Sequence[str],
         verdicts: Sequence[Verdict],
         error_code: Callable[[Any], str | None] = lambda _: None,
+        box_ids: Callable[[Any], Sequence[str]] = lambda _: (),
+        secret_fields: Sequence[str] = (),
         timeout_s: float = 30.0,
         clock: Clock = SYSTEM_CLOCK,
         transport: httpx.BaseTransport | None = None,
@@ -90,6 +95,8 @@ class HttpApi:
         self._secrets = sorted((secret for secret in secrets if secret), key=len, reverse=True)
         self._verdicts = verdicts
         self._error_code = error_code
+        self._box_ids = box_ids
+        self._secret_field = _field_pattern(secret_fields) if secret_fields else None
         self._timeout_s = timeout_s
         self._clock = clock
         self._transport = transport
@@ -103,9 +110,31 @@ class HttpApi:
         return self._skew_s
 
     def get(
-        self, path: str, *, params: Mapping[str, Any] | None = None, timeout_s: float | None = None
+        self,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        accept: Sequence[int] = (),
     ) -> Answer:
         """Read something; repeated a few times where the cloud is busy or does not answer.
+
+        Raises:
+            CloudError: What the answer means.
+        """
+        return self.read("GET", path, params=params, timeout_s=timeout_s, accept=accept)
+
+    def read(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,
+        params: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+        accept: Sequence[int] = (),
+    ) -> Answer:
+        """Do what `get` does by another method: a search that is a POST.
 
         Raises:
             CloudError: What the answer means.
@@ -113,7 +142,7 @@ class HttpApi:
         pause_s = 0.5
         for left in reversed(range(_RETRIES)):
             try:
-                return self.call("GET", path, params=params, timeout_s=timeout_s)
+                return self.call(method, path, body=body, params=params, timeout_s=timeout_s, accept=accept)
             except (CloudUnreachable, RateLimited) as error:
                 wait_s = error.retry_after_s or pause_s * random.uniform(0.7, 1.3)  # noqa: S311 - jitter
                 if not left or wait_s > _LONGEST_PAUSE_S:
@@ -230,28 +259,22 @@ class HttpApi:
         code = self._error_code(answer.body)
         verdict = verdict_of(self._verdicts, status=answer.status, code=code, text=answer.text)
         message = f"{self._cloud} answered {where} with {answer.status}: {shown or 'an empty body'}"
-        if verdict is not None:
-            return verdict.error(
-                message,
-                hint=verdict.hint,
-                scope=verdict.scope,
-                ambiguous=verdict.ambiguous,
-                retry_after_s=retry_after_s,
-                answer=shown,
-            )
-        match answer.status:
-            case 401 | 403:
-                return AuthenticationFailed(message, answer=shown)
-            case 429:
-                return RateLimited(message, retry_after_s=retry_after_s, answer=shown)
-            case status if status >= 500:
-                return CloudUnreachable(message, retry_after_s=retry_after_s, answer=shown)
-            case 400 | 422:
-                return RequestRefused(message, scope=Scope.OFFER, answer=shown)
-        return UnexpectedAnswer(message, answer=shown)
+        verdict = verdict or _by_status(answer.status)
+        box_ids = tuple(self._box_ids(answer.body))
+        return verdict.error(
+            message,
+            hint=verdict.hint,
+            scope=verdict.scope,
+            ambiguous=True if box_ids else verdict.ambiguous,
+            box_ids=box_ids,
+            retry_after_s=retry_after_s,
+            answer=shown,
+        )
 
     def _shown(self, text: str) -> str:
         text = " ".join(self.redact(text).split())
+        if self._secret_field is not None:
+            text = self._secret_field.sub(rf"\1{_MASK}", text)
         return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}..."
 
     def _note_date(self, date: str | None) -> None:
@@ -265,6 +288,22 @@ class HttpApi:
             told = told.replace(tzinfo=UTC)
         # The header has whole seconds: on average it is half a second behind.
         self._skew_s = (told - self._clock.now()).total_seconds() + 0.5
+
+
+def _by_status(status: int) -> Verdict:
+    """Return what a failure that no verdict of the cloud knows means, by its status alone."""
+    match status:
+        case 401 | 403:
+            return Verdict(AuthenticationFailed)
+        case 429:
+            return Verdict(RateLimited)
+        case 400 | 422:
+            return Verdict(RequestRefused, scope=Scope.OFFER)
+    return Verdict(CloudUnreachable if status >= 500 else UnexpectedAnswer)
+
+
+def _field_pattern(names: Sequence[str]) -> re.Pattern[str]:
+    return re.compile(rf'("(?:{"|".join(map(re.escape, names))})"\s*:\s*)"[^"]*"')
 
 
 def _seconds(header: str | None) -> float | None:

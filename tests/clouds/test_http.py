@@ -145,3 +145,33 @@ def test_a_proxy_from_the_environment_is_respected(monkeypatch: pytest.MonkeyPat
     with pytest.raises(CloudUnreachable) as caught:
         direct.call("GET", "/pods", timeout_s=5)
     assert not caught.value.ambiguous
+
+
+def test_a_failure_that_mentions_a_box_is_ambiguous_and_names_it() -> None:
+    """Rule 1 of the clouds: a create that errors may have made a billing box."""
+    client = HttpApi(
+        "cloudy",
+        "https://cloudy.invalid",
+        headers={},
+        secrets=[],
+        verdicts=(Verdict(CapacityUnavailable, status=400, contains="bid"),),
+        box_ids=lambda body: [str(body["contract"])] if "contract" in (body or {}) else [],
+        secret_fields=["box_key"],
+        transport=httpx.MockTransport(
+            lambda _: httpx.Response(400, json={"msg": "bid too low", "contract": 7, "box_key": "s3cret"})
+        ),
+    )
+    with pytest.raises(CapacityUnavailable) as failure:
+        client.call("PUT", "/asks/1")
+    assert failure.value.ambiguous
+    assert failure.value.box_ids == ("7",)
+    assert "s3cret" not in str(failure.value) + (failure.value.answer or "")
+    assert "bid too low" in str(failure.value)
+
+
+def test_a_search_that_is_a_post_is_repeated_like_a_get() -> None:
+    clock = FakeClock()
+    seen: list[httpx.Request] = []
+    answers = [httpx.Response(429), httpx.Response(503), httpx.Response(200, json={"offers": []})]
+    assert api(answers, clock, seen).read("POST", "/search", body={"q": 1}).body == {"offers": []}
+    assert [request.content for request in seen] == [b'{"q":1}'] * 3
