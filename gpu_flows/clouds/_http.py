@@ -160,6 +160,7 @@ class HttpApi:
         params: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         accept: Sequence[int] = (),
+        verdicts: Sequence[Verdict] = (),
     ) -> Answer:
         """Make one call, once.
 
@@ -170,6 +171,7 @@ class HttpApi:
             params: The query; never holds a secret.
             timeout_s: For the whole call.
             accept: Statuses beside 2xx that are returned and not raised.
+            verdicts: What failures of this call mean; looked at before those of the cloud.
 
         Returns:
             A 2xx or accepted answer with JSON or an empty body.
@@ -204,7 +206,7 @@ class HttpApi:
                 f"{self._cloud} did not answer {where}: {type(error).__name__} {self.redact(str(error))}".rstrip()
             ) from None
         self._note_date(response.headers.get("date"))
-        return self._judged(where, response, accept)
+        return self._judged(where, response, accept, verdicts)
 
     def redact(self, text: str) -> str:
         """Return a text without the account's secrets."""
@@ -230,7 +232,9 @@ class HttpApi:
                 )
             return self._client
 
-    def _judged(self, where: str, response: httpx.Response, accept: Sequence[int]) -> Answer:
+    def _judged(
+        self, where: str, response: httpx.Response, accept: Sequence[int], verdicts: Sequence[Verdict]
+    ) -> Answer:
         text = response.text
         try:
             body = json.loads(text) if text.strip() else None
@@ -245,19 +249,21 @@ class HttpApi:
                     answer=self._shown(text),
                 )
             return answer
-        raise self.error(answer, where)
+        raise self.error(answer, where, verdicts)
 
-    def error(self, answer: Answer, where: str) -> CloudError:
+    def error(self, answer: Answer, where: str, verdicts: Sequence[Verdict] = ()) -> CloudError:
         """Return what a failure means, by the cloud's verdicts, else by its status.
 
         Args:
             answer: The failure.
             where: Which call it answered, for the message.
+            verdicts: Looked at before those of the cloud.
         """
         shown = self._shown(answer.text)
         retry_after_s = _seconds(answer.headers.get("retry-after"))
         code = self._error_code(answer.body)
-        verdict = verdict_of(self._verdicts, status=answer.status, code=code, text=answer.text)
+        known = (*verdicts, *self._verdicts)
+        verdict = verdict_of(known, status=answer.status, code=code, text=answer.text)
         message = f"{self._cloud} answered {where} with {answer.status}: {shown or 'an empty body'}"
         verdict = verdict or _by_status(answer.status)
         box_ids = tuple(self._box_ids(answer.body))
