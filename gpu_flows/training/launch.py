@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,7 +42,7 @@ _FETCH_TIMEOUT_S = 3600.0
 _KILL_GRACE_S, _KILL_TIMEOUT_S = 10.0, 60.0
 _STRAGGLERS_S = 5.0
 """How long the other nodes may take to fail by themselves after the first one did."""
-_LOOK_S, _LOOK_AFTER_DROP_S = 60.0, 5.0
+_LOOK_S, _LOOK_PAUSE_S = 60.0, 5.0
 _TICK_S = 1.0
 _STARTS = 3
 """How often a start is tried whose port was taken in the meantime."""
@@ -210,10 +209,11 @@ class _Gang:
         self._nodes = sorted(nodes, key=lambda node: node.index)
         self._spec, self._nproc, self._options = spec, nproc, options
         self._base = job_base(lease, spec, options.key)
+        self._hidden = (*options.secrets.values(), *spec.sensitive_values())
         self._job_id = ""
         self._seconds: dict[str, float] = {}
         self._stop: ExitCause | None = None
-        self._dropped_at: dict[int, float] = {}
+        self._drops = {node.index: asyncio.Event() for node in self._nodes}
 
     async def run(self) -> JobResult:
         for tries_left in reversed(range(_STARTS)):
@@ -412,7 +412,7 @@ class _Gang:
                 self._options.folder,
                 node=node.index,
                 ranks=range(node.index * self._nproc, (node.index + 1) * self._nproc),
-                secrets=[*self._options.secrets.values(), *self._spec.sensitive_values()],
+                secrets=self._hidden,
                 job_id=self._job_id,
                 show_line=self._options.show_line,
             ) as book,
@@ -428,24 +428,29 @@ class _Gang:
             )
 
     def _dropped(self, node: Node, error: GpuFlowsError) -> None:
-        self._dropped_at[node.index] = time.monotonic()
+        self._drops[node.index].set()
         self._tell("connection.lost", f"node {node.index}: {error.message}: connecting again")
 
     async def _watch(self, node: Node, follower: asyncio.Task[JobStatus]) -> None:
-        """Ask the cloud about the box: now and then, and often while its connection is lost."""
+        """Ask the cloud about the box: now and then, and at once when its connection is lost."""
+        dropped = self._drops[node.index]
         while True:
-            dropped = time.monotonic() - self._dropped_at.get(node.index, -math.inf) < _LOOK_S
-            await asyncio.sleep(_LOOK_AFTER_DROP_S if dropped else _LOOK_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_S):
+                    await dropped.wait()
+            dropped.clear()
             try:
                 box = await asyncio.to_thread(node.describe)
             except CloudError:
                 # The cloud not answering says nothing about the box.
-                continue
+                box = node.box
             if not box.state.may_serve:
                 follower.cancel(
                     f"box {box.id} is {box.state}" + (f": {box.state_reason}" if box.state_reason else "")
                 )
                 return
+            # A connection that is lost over and over must not make us ask over and over.
+            await asyncio.sleep(_LOOK_PAUSE_S)
 
     async def _beat(self) -> None:
         """Renew the boxes' heartbeat, and ask whether the owner still wants them."""
@@ -509,8 +514,17 @@ class _Gang:
     # Afterwards
 
     async def _evidence(self, lost: Mapping[int, str], stopped: set[int]) -> list[NodeEvidence]:
-        return list(
-            await asyncio.gather(
+        from gpu_flows.remote.masking import Masker
+
+        masker = Masker({f"secret {number}": value for number, value in enumerate(self._hidden)})
+        # A traceback may quote what must not be shown, and ends up in the report.
+        return [
+            replace(
+                found,
+                log_tail=masker.mask(found.log_tail),
+                ranks=[replace(rank, log_tail=masker.mask(rank.log_tail)) for rank in found.ranks],
+            )
+            for found in await asyncio.gather(
                 *(
                     read_evidence(
                         node.remote,
@@ -523,7 +537,7 @@ class _Gang:
                     for node in self._nodes
                 )
             )
-        )
+        ]
 
     async def _fetch(self, lost: Mapping[int, str]) -> Fetched | None:
         from gpu_flows.remote.errors import SshError
