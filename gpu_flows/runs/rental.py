@@ -127,7 +127,7 @@ def rental(
     if not asked:
         raise SettingsError(
             f"no cloud is named for {request}",
-            hint="pass clouds=[...], or set GPU_FLOWS_CLOUDS or clouds in config.toml",
+            hint="name some by clouds, or set GPU_FLOWS_CLOUDS, or clouds in config.toml",
         )
     for name, value in (("price_cap", price_cap), ("max_cost", max_cost), ("min_vram_gb", min_vram_gb)):
         if value is not None and not 0 <= value < float("inf"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,6 +16,9 @@ from gpu_flows.leases.provision import Attempt
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+_OUTPUTS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +139,7 @@ class RunReport:
         for name, value in self._facts():
             facts.add_row(name, Text(value))
         parts: list[RenderableType] = [title, facts]
-        if any(attempt.code != "OK" for attempt in self.attempts):
+        if any(attempt.tried and attempt.code != "OK" for attempt in self.attempts):
             parts.append(self._offers_walked())
         if self.traceback:
             parts.append(Text(self.traceback, style="red"))
@@ -146,14 +150,6 @@ class RunReport:
         shapes = sorted({f"{b.box.cloud} {b.offer.instance_type if b.offer else ''}".strip() for b in rented})
         phases = ", ".join(f"{name} {value:.1f}" for name, value in self.seconds.items())
         took = f"{sum(self.seconds.values()):.1f} s: {phases}" if phases else ""
-        proof = f"{len(self.ended)} ended and proven gone"
-        if self.detached:
-            deadline = self.boxes.deadline if self.boxes else None
-            proof = (
-                f"left running on purpose, at most until {deadline:%Y-%m-%d %H:%M} UTC" if deadline else ""
-            )
-        if self.left:
-            proof = "; ".join(self.left)
         facts = [
             ("asked for", self.request),
             (
@@ -161,19 +157,29 @@ class RunReport:
                 f"{len(rented)} x {', '.join(shapes)}, ${self.usd_per_hour:.2f}/h" if rented else "nothing",
             ),
             ("took", took),
-            ("cost", str(self.cost)),
-            ("boxes", proof),
-            ("outputs", ", ".join(self.outputs) or "none"),
+            ("cost", str(self.cost) if rented or self.ended else ""),
+            ("boxes", self._proof()),
+            ("outputs", _in_short(self.outputs)),
             ("not fetched", "; ".join(self.not_fetched)),
-            ("logs", self.folder),
+            ("logs", self.folder if rented else ""),
         ]
         return [(name, value) for name, value in facts if value]
+
+    def _proof(self) -> str:
+        """Return what is known about the ends of the boxes."""
+        if self.left:
+            return "; ".join(self.left)
+        if self.detached:
+            deadline = self.boxes.deadline if self.boxes else None
+            until = f", at most until {deadline:%Y-%m-%d %H:%M} UTC" if deadline else ""
+            return f"left running on purpose{until}"
+        return f"{len(self.ended)} ended and proven gone" if self.boxes or self.ended else ""
 
     def _offers_walked(self) -> RenderableType:
         from rich.table import Table
 
-        table = Table(title="offers walked", title_justify="left", show_edge=False)
-        for column in ("cloud", "region", "type", "$/h", "result"):
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        for column in ("offer", "region", "type", "$/h", "result"):
             table.add_column(column, overflow="fold")
         for attempt in self.attempts:
             result = attempt.code if attempt.code == "OK" else f"{attempt.code}: {attempt.reason}"
@@ -181,3 +187,13 @@ class RunReport:
                 attempt.cloud, attempt.region, attempt.instance_type, f"{attempt.usd_per_hour:.2f}", result
             )
         return table
+
+
+def _in_short(paths: Sequence[str]) -> str:
+    """Return the names of files and the folder that they have in common."""
+    if not paths:
+        return ""
+    folder = os.path.commonpath([os.path.dirname(path) for path in paths])
+    names = [os.path.relpath(path, folder) for path in paths]
+    more = f" and {len(names) - _OUTPUTS_SHOWN} more" if len(names) > _OUTPUTS_SHOWN else ""
+    return f"{', '.join(names[:_OUTPUTS_SHOWN])}{more} in {folder}"
