@@ -71,9 +71,10 @@ def provision(given: Given, output: Output) -> int:
             for leased in lease.boxes
         ],
     )
+    boxes = counted(len(lease.boxes), "box", "boxes")
     output.say(
-        f"{shown(owner)} holds {counted(len(lease.boxes), 'box', 'boxes')} for {usd(lease.usd_per_hour)} dollars per hour, at most until "
-        f"{lease.deadline:%Y-%m-%d %H:%M} UTC; `{command_for('teardown', owner)}` ends them"
+        f"{shown(owner)} holds {boxes} for {usd(lease.usd_per_hour)} dollars per hour, at most until "
+        f"{lease.deadline:%Y-%m-%d %H:%M} UTC; `{command_for('teardown', owner)}` ends it"
     )
     return Exit.OK
 

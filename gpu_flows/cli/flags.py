@@ -98,7 +98,7 @@ ENTRYPOINT = Flag(
     "entrypoint",
     str,
     "What to run: train.py, train.sh, or with --launcher command a line for bash.",
-    metavar="[ENTRYPOINT]",
+    metavar="ENTRYPOINT",
     positional=True,
 )
 TRAINING = (

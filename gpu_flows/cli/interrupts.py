@@ -6,10 +6,12 @@ import os
 import signal
 import sys
 import threading
+from datetime import timedelta
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from gpu_flows.cli.exits import Exit
+from gpu_flows.cli.output import length
 from gpu_flows.cli.session import command_for, shown
 from gpu_flows.errors import GpuFlowsError
 from gpu_flows.progress import counted
@@ -47,10 +49,19 @@ class Interrupts:
         installation: Whose journal says what is alive.
         owner: Whose boxes are held.
         ends: Whether an interruption ends the boxes; else it only ends the following.
+        silence_s: How long boxes live that nobody follows; None for their deadline alone.
     """
 
-    def __init__(self, installation: Installation, owner: Owner, *, ends: bool = True) -> None:
+    def __init__(
+        self,
+        installation: Installation,
+        owner: Owner,
+        *,
+        ends: bool = True,
+        silence_s: float | None = None,
+    ) -> None:
         self._installation, self._owner, self._ends = installation, owner, ends
+        self._silence_s = silence_s
         self._count = 0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -94,8 +105,9 @@ class Interrupts:
 
     def _outcome(self, error: KeyboardInterrupt) -> Interrupted:
         if not self._ends:
+            until = f" for {length(timedelta(seconds=self._silence_s))}" if self._silence_s else ""
             return Interrupted(
-                f"no longer following; the boxes of {shown(self._owner)} and its job run on",
+                f"no longer following; the boxes of {shown(self._owner)} and its job run on{until}",
                 hint=f"{command_for('attach', self._owner)} follows it again, "
                 f"{command_for('teardown', self._owner)} ends it",
             )

@@ -50,7 +50,7 @@ def gpus(given: Given, output: Output) -> int:
             "request",
             list[str],
             "What is asked for; without it, everything.",
-            metavar="[REQUEST]...",
+            metavar="REQUEST",
             positional=True,
         ),
         GPUS,

@@ -98,8 +98,8 @@ class Output:
             self._write("\t".join(column.title for column in columns))
             for row in rows:
                 self._write("\t".join(" ".join(str(cell).split()) for cell in row))
-        else:
-            self._print(_rich_table(columns, rows))
+        elif cells := list(rows):
+            self._print(_rich_table(columns, cells))
 
     def report(self, document: Mapping[str, Any], pretty: RenderableType) -> None:
         """Write one result that knows how to look good.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_flows.cli.asked import Asked
 from gpu_flows.cli.exits import Exit
 from gpu_flows.cli.flags import FOLLOWING, MAX_COST, OWNER, RENTING, TRAINING, WHERE
-from gpu_flows.cli.output import Output
+from gpu_flows.cli.output import Output, length
 from gpu_flows.cli.session import clouds_of, command_for, fresh_name, installation, owner_named
 from gpu_flows.cli.verbs import Flag, Given, verb
 
@@ -105,29 +106,38 @@ def attach(given: Given, output: Output) -> int:
 
     owner = owner_named(given.get("owner"))
     outputs_to = Path(given["outputs_to"]).expanduser() if "outputs_to" in given else None
-    asked = Asked(training={}, renting={}, following=given)
-    with installation(output) as here, Interrupts(here, owner, ends=False):
+    following = _following(Asked(training={}, renting={}, following=given), output)
+    silence_s = following.heartbeat_timeout_s
+    with installation(output) as here, Interrupts(here, owner, ends=False, silence_s=silence_s):
         output.screen.waiting("looking for the boxes")
         report = follow(
             owner,
             installation=here,
             clouds=clouds_of(given),
-            following=_following(asked, output),
+            following=following,
             outputs_to=outputs_to,
             ends=given.get("teardown", False),
         )
-    return show_report(report, output)
+    return show_report(report, output, silence_s=silence_s)
 
 
-def show_report(report: RunReport, output: Output) -> int:
-    """Write a report, and what can be done now; return the exit code that it means."""
+def show_report(report: RunReport, output: Output, *, silence_s: float | None = None) -> int:
+    """Write a report, and what can be done now; return the exit code that it means.
+
+    Args:
+        report: The report.
+        output: Where to.
+        silence_s: How long boxes that were left live without anybody who follows them.
+    """
     output.report(report.to_json(), report)
     if report.left:
         output.say(f"not everything is proven gone: `{command_for('teardown', report.owner)}`")
         return Exit.MAY_BILL
     if report.detached:
-        verbs = ("attach", "logs -f", "teardown") if report.cause == "running" else ("launch", "teardown")
-        for name in verbs:
+        if silence_s and report.cause != "running":
+            span = length(timedelta(seconds=silence_s))
+            output.say(f"the boxes end themselves when nothing is launched on them for {span}")
+        for name in ("attach", "logs -f", "teardown") if report.cause == "running" else ("teardown",):
             output.say(f"  {command_for(name, report.owner)}")
     if report.cause in ("succeeded", "running"):
         return Exit.OK

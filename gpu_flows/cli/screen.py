@@ -61,7 +61,8 @@ class Screen:
     def log_line(self, source: str, line: str) -> None:
         """Show a line that the job wrote; a `gpu_flows.training.logbook.ShowLine`."""
         if not line.startswith(_SAID_ALREADY):
-            self._line(source, line, bar=True)
+            # A launcher repeats at length what a rank has said.
+            self._line(source, line, bar=True, style="dim" if source.startswith("node") else "")
 
     def say(self, message: str) -> None:
         """Show a sentence."""

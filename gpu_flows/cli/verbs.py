@@ -103,7 +103,7 @@ class Verb:
         flags = [*self.flags, *_COMMON]
 
         def callback(ctx: typer.Context, **values: Any) -> None:
-            given = {key: value for key, value in values.items() if value not in (None, False, [])}
+            given = {key: value for key, value in values.items() if value is not None and value is not False}
             if (rest := ctx.meta.get(_REST)) is not None:
                 given["rest"] = rest
             raise typer.Exit(int(_performed(self.perform, given)))
@@ -117,7 +117,6 @@ class Verb:
         app.command(
             name,
             cls=_Command,
-            options_metavar=f"[OPTIONS] [-- {self.rest}]" if self.rest else "[OPTIONS]",
         )(callback)
         command: Any = get_command(app)
         command.rest = self.rest
@@ -143,6 +142,10 @@ class _Command(TyperCommand):
                     f"; what is meant for the {self.rest.split()[0].lower()} itself goes behind --"
                 )
             raise
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the parts of the usage line."""
+        return [*super().collect_usage_pieces(ctx), *([f"[-- {self.rest}]"] if self.rest else [])]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the flags, section by section."""
