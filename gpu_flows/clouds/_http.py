@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpu_flows.clock import SYSTEM_CLOCK, Clock
 from gpu_flows.clouds.errors import (
@@ -38,6 +38,7 @@ LONGEST_ANSWER = 600
 _MASK = "***"
 _RETRIES = 3
 _LONGEST_PAUSE_S = 20.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +140,10 @@ class HttpApi:
         Raises:
             CloudError: What the answer means.
         """
-        pause_s = 0.5
-        for left in reversed(range(_RETRIES)):
-            try:
-                return self.call(method, path, body=body, params=params, timeout_s=timeout_s, accept=accept)
-            except (CloudUnreachable, RateLimited) as error:
-                wait_s = error.retry_after_s or pause_s * random.uniform(0.7, 1.3)  # noqa: S311 - jitter
-                if not left or wait_s > _LONGEST_PAUSE_S:
-                    raise
-                self._clock.sleep(wait_s)
-                pause_s *= 3
-        raise AssertionError("unreachable")
+        return patiently(
+            lambda: self.call(method, path, body=body, params=params, timeout_s=timeout_s, accept=accept),
+            self._clock,
+        )
 
     def call(
         self,
@@ -205,7 +199,7 @@ class HttpApi:
             raise CloudUnreachable(
                 f"{self._cloud} did not answer {where}: {type(error).__name__} {self.redact(str(error))}".rstrip()
             ) from None
-        self._note_date(response.headers.get("date"))
+        self.note_date(response.headers.get("date"))
         return self._judged(where, response, accept, verdicts)
 
     def redact(self, text: str) -> str:
@@ -283,7 +277,8 @@ class HttpApi:
             text = self._secret_field.sub(rf"\1{_MASK}", text)
         return text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}..."
 
-    def _note_date(self, date: str | None) -> None:
+    def note_date(self, date: str | None) -> None:
+        """Read the cloud's clock from the Date header of an answer, whichever client brought it."""
         if not date:
             return
         try:
@@ -294,6 +289,29 @@ class HttpApi:
             told = told.replace(tzinfo=UTC)
         # The header has whole seconds: on average it is half a second behind.
         self._skew_s = (told - self._clock.now()).total_seconds() + 0.5
+
+
+def patiently(read: Callable[[], T], clock: Clock) -> T:
+    """Return what a read returns; it is repeated a few times where the cloud is busy or does not answer.
+
+    Args:
+        read: Makes one call that may be repeated without harm.
+        clock: Its sleep.
+
+    Raises:
+        CloudError: What the last answer means.
+    """
+    pause_s = 0.5
+    for left in reversed(range(_RETRIES)):
+        try:
+            return read()
+        except (CloudUnreachable, RateLimited) as error:
+            wait_s = error.retry_after_s or pause_s * random.uniform(0.7, 1.3)  # noqa: S311 - jitter
+            if not left or wait_s > _LONGEST_PAUSE_S:
+                raise
+            clock.sleep(wait_s)
+            pause_s *= 3
+    raise AssertionError("unreachable")
 
 
 def _by_status(status: int) -> Verdict:
