@@ -92,8 +92,12 @@ if [ -s "$empty" ]; then xargs -0 rmdir -- <"$empty" 2>/dev/null || :; fi
 rm -f "$gone" "$empty"
 cd "$stage"
 find . -type d -print0 | (cd "$target" && xargs -0 mkdir -p --)
-find . ! -type d ! -name .gpu-flows-new -print0 |
-    target=$target xargs -0 sh -c 'for f; do mv -fT -- "$f" "$target/$f" || exit 255; done' sh
+# One mv for all files of a folder: 5,000 single ones take seconds. It replaces a link, and refuses a folder.
+find . -type d -print0 | target=$target xargs -0 sh -c '
+    for folder; do
+        find "$folder" -maxdepth 1 ! -type d ! -name .gpu-flows-new -print0 |
+            into=$target/$folder xargs -0 sh -c "[ \$# = 0 ] || mv -f -- \"\$@\" \"\$into/\"" sh || exit 255
+    done' sh
 mv -f .gpu-flows-new "$target/$marker"
 cd /
 """
