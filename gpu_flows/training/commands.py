@@ -10,9 +10,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
 
+from gpu_flows.training.shipped import shipped
 from gpu_flows.training.spec import Kind, Launcher, TrainingSpec
 
 RANK_LOGS = "ranks"
@@ -100,12 +99,12 @@ def node_command(
     }
     assignments = [f"root={root}", *(f"{name}={shlex.quote(str(value))}" for name, value in values.items())]
     files = {
-        "launch.sh": "\n".join([*assignments, _script("launch.sh")]),
-        "rank.sh": f"set -- {_program(spec)}\n{_script('rank.sh')}",
-        "interpreter.sh": _script("interpreter.sh"),
-        "network.py": _script("network.py"),
+        "launch.sh": "\n".join([*assignments, shipped("launch.sh")]),
+        "rank.sh": f"set -- {_program(spec)}\n{shipped('rank.sh')}",
+        "interpreter.sh": shipped("interpreter.sh"),
+        "network.py": shipped("network.py"),
         "python/gpu_flows/__init__.py": "",
-        "python/gpu_flows/distributed.py": _distributed(),
+        "python/gpu_flows/distributed.py": shipped("distributed.py"),
     }
     command = 'exec sh "$GPU_FLOWS_JOB_DIR/launch.sh"'
     if spec.setup:
@@ -154,7 +153,7 @@ def _setup(commands: Sequence[str], root: str) -> str:
         [
             f"gf_root={root}",
             f"gf_total={len(lines)}",
-            _script("setup.sh"),
+            shipped("setup.sh"),
             *(f"gf_run {number} {shlex.quote(line)}" for number, line in enumerate(lines, 1)),
             "gf_record 0 0",
             "trap - EXIT",
@@ -162,13 +161,3 @@ def _setup(commands: Sequence[str], root: str) -> str:
             "",
         ]
     )
-
-
-@cache
-def _script(name: str) -> str:
-    return (resources.files("gpu_flows.training") / "scripts" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _distributed() -> str:
-    return (resources.files("gpu_flows.training") / "distributed.py").read_text(encoding="utf-8")

@@ -389,6 +389,8 @@ def _spawn(fn: Callable[..., T], args: Any, kwargs: Any, nproc: int, backend: st
             ranks.append(context.Process(target=_rank_main, args=arguments, name=f"rank {number}"))
             ranks[-1].start()
         _wait(ranks, folder)
+        if not (folder / "result").exists():
+            raise RankFailed(0, 0, why="exited with code 0 before its function returned")
         result: T = torch.load(folder / "result", map_location="cpu", weights_only=False)
         return result
     finally:

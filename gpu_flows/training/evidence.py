@@ -5,12 +5,11 @@ from __future__ import annotations
 from base64 import b64decode
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
-from importlib import resources
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from gpu_flows.training.diagnose import NodeEvidence, RankEvidence, SetupEvidence
+from gpu_flows.training.shipped import shipped
 
 if TYPE_CHECKING:
     from gpu_flows.remote.jobs import JobStatus
@@ -50,7 +49,7 @@ async def read_evidence(
     try:
         status = await job_status(box, job_id, timeout_s=timeout_s)
         now = datetime.now(UTC)
-        reply = await box.script(_script(), job_id, str(TAIL_BYTES), timeout_s=timeout_s)
+        reply = await box.script(shipped("evidence.sh"), job_id, str(TAIL_BYTES), timeout_s=timeout_s)
     except SshError as error:
         return NodeEvidence(
             node=node, lost=f"it cannot be reached any more: {error.message}", stopped=stopped
@@ -114,8 +113,3 @@ def _rank(rank: int, record: bytes) -> RankEvidence:
 
 def _skew_s(status: JobStatus, now: datetime) -> float:
     return (status.box_time - now).total_seconds() if status.box_time else 0.0
-
-
-@cache
-def _script() -> str:
-    return (resources.files("gpu_flows.training") / "scripts" / "evidence.sh").read_text(encoding="utf-8")

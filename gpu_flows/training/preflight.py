@@ -6,13 +6,12 @@ import csv
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, Protocol
 
 from gpu_flows.clouds.base import Box
 from gpu_flows.clouds.errors import BoxCheckFailed
 from gpu_flows.offers import Offer
+from gpu_flows.training.shipped import shipped
 
 OLDEST_PYTHON = (3, 9)
 """What the files that are shipped to a box run on."""
@@ -94,7 +93,8 @@ async def check_box(remote: Shell, box: Box, offer: Offer | None, *, timeout_s: 
         BoxCheckFailed: Naming everything that differs.
         SshError: When it cannot be asked.
     """
-    facts = parse_facts((await remote.script(_script(), timeout_s=timeout_s)).decode("utf-8", "replace"))
+    script = f"{shipped('interpreter.sh')}\n{shipped('facts.sh')}"
+    facts = parse_facts((await remote.script(script, timeout_s=timeout_s)).decode("utf-8", "replace"))
     if problems := differences(facts, box, offer):
         raise BoxCheckFailed(f"box {box.id} is not what was promised: {'; '.join(problems)}")
     return facts
@@ -195,9 +195,3 @@ def _first(said: dict[str, list[str]], word: str) -> str:
 def _number(text: str) -> int | None:
     """Return a number, or None for ``[N/A]`` and the like."""
     return int(text) if text.strip().isdigit() else None
-
-
-@cache
-def _script() -> str:
-    scripts = resources.files("gpu_flows.training") / "scripts"
-    return "\n".join((scripts / name).read_text(encoding="utf-8") for name in ("interpreter.sh", "facts.sh"))

@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Sequence
-from functools import cache
-from importlib import resources
 from typing import TYPE_CHECKING, ClassVar
 
 from gpu_flows.errors import GpuFlowsError
+from gpu_flows.training.shipped import shipped
 
 if TYPE_CHECKING:
     from gpu_flows.remote.ssh import RemoteBox
@@ -47,7 +46,7 @@ async def find_port(head: RemoteBox, address: str, *, timeout_s: float) -> int:
     from gpu_flows.remote.errors import RemoteScriptFailed
 
     try:
-        return int(await head.script(_NETWORK, _network(), "port", address, timeout_s=timeout_s))
+        return int(await head.script(_NETWORK, shipped("network.py"), "port", address, timeout_s=timeout_s))
     except RemoteScriptFailed as error:
         if error.exit_status != _NOT_ITS_OWN:
             raise
@@ -72,7 +71,7 @@ async def check_nodes_meet(nodes: Sequence[tuple[RemoteBox, str]], *, timeout_s:
     life_s = str(2 * timeout_s)
     ports = await asyncio.gather(
         *(
-            box.script(_NETWORK, _network(), "listen", nonce, life_s, callers, timeout_s=timeout_s)
+            box.script(_NETWORK, shipped("network.py"), "listen", nonce, life_s, callers, timeout_s=timeout_s)
             for box, _ in nodes
         )
     )
@@ -82,7 +81,7 @@ async def check_nodes_meet(nodes: Sequence[tuple[RemoteBox, str]], *, timeout_s:
     async def call(caller: int, box: RemoteBox) -> list[str]:
         others = [peer for number, peer in enumerate(peers) if number != caller]
         reply = await box.script(
-            _NETWORK, _network(), "dial", nonce, patience_s, *others, timeout_s=timeout_s
+            _NETWORK, shipped("network.py"), "dial", nonce, patience_s, *others, timeout_s=timeout_s
         )
         failed = [
             line.split(maxsplit=2) for line in reply.decode().splitlines() if line.startswith("failed ")
@@ -98,8 +97,3 @@ async def check_nodes_meet(nodes: Sequence[tuple[RemoteBox, str]], *, timeout_s:
             f"the boxes cannot train together: {'; '.join(problems)}",
             hint=_HINT,
         )
-
-
-@cache
-def _network() -> str:
-    return (resources.files("gpu_flows.training") / "scripts" / "network.py").read_text(encoding="utf-8")

@@ -132,8 +132,10 @@ def read_log_end(tail: str) -> LogEnd:
         # The rest of the message, and what a crashing runtime adds to it.
         said = lines[at : at + _LAST_LINES]
     text = "\n".join(said)
-    in_collective = bool(_COLLECTIVE.search(text) or _COLLECTIVE.search("\n".join(block)))
-    lost_peer = in_collective and bool(_LOST_PEER.search(text))
+    # What a script raises because it lost its peer is a consequence, too.
+    whole = "\n".join([*block, text])
+    in_collective = bool(_COLLECTIVE.search(whole))
+    lost_peer = in_collective and bool(_LOST_PEER.search(whole))
     cause = next((cause for cause, mark in _MARKS if mark.search(text)), None)
     if cause is None and not lost_peer and in_collective and _RENDEZVOUS.search(text):
         cause = ExitCause.RENDEZVOUS_FAILED

@@ -27,6 +27,7 @@ PEER = """\
 [rank0]:     work.wait()
 [rank0]: RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:3389
 """
+CHAIN = "\nDuring handling of the above exception, another exception occurred:\n\n"
 PORT = """\
   File "/usr/lib/python3/site-packages/torch/distributed/elastic/rendezvous/static_tcp_rendezvous.py", line 67
 torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. \
@@ -72,6 +73,7 @@ def test_c35_the_cause_is_the_rank_that_failed_first_and_the_others_were_stopped
     [
         ([rank(0, 143, at=1000)], "ended by torchrun, whatever its clock says"),
         ([rank(0, 1, at=1000, tail=PEER)], "failed because rank 1 was gone"),
+        ([rank(0, 1, at=1000, tail=PEER + CHAIN + TRACE)], "made its own error of rank 1 being gone"),
         ([rank(0, None)], "killed before it could leave a record"),
         ([rank(0, 1, at=3001, tail=TRACE.replace("bad", "another"))], "failed later"),
         ([rank(0, 0, at=1000)], "ended well"),
