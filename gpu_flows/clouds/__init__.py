@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 
 CLOUDS: dict[str, str] = {
     "local": "gpu_flows.clouds.local:LocalCloud",
+    "vastai": "gpu_flows.clouds.vastai:VastaiCloud",
 }
 """Every cloud: its name, and the module and class of its adapter, imported when it is first opened."""
 
-PLANNED = ("aws", "runpod", "vastai", "digitalocean", "hotaisle", "modal")
+PLANNED = ("aws", "runpod", "digitalocean", "hotaisle", "modal")
 """Clouds that gpu-flows knows of and does not rent from yet."""
 
 ALIASES = {"vast": "vastai"}
