@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 CLOUDS: dict[str, str] = {
     "local": "gpu_flows.clouds.local:LocalCloud",
+    "runpod": "gpu_flows.clouds.runpod:RunpodCloud",
     "vastai": "gpu_flows.clouds.vastai:VastaiCloud",
 }
 """Every cloud: its name, and the module and class of its adapter, imported when it is first opened."""
 
-PLANNED = ("aws", "runpod", "digitalocean", "hotaisle", "modal")
+PLANNED = ("aws", "digitalocean", "hotaisle", "modal")
 """Clouds that gpu-flows knows of and does not rent from yet."""
 
 ALIASES = {"vast": "vastai"}
