@@ -81,17 +81,22 @@ def command() -> Any:
 
     @app.callback()
     def about(
-        version: bool = typer.Option(False, "--version", help="Show the version and exit.", is_eager=True),
+        version: bool = typer.Option(
+            False, "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
     ) -> None:
         """Rent GPU boxes, train on them over SSH with PyTorch DDP, and give them back."""
-        if version:
-            from importlib.metadata import version as installed
-
-            typer.echo(f"gpu-flows {installed('gpu-flows')}")
-            raise typer.Exit()
 
     group = get_command(app)
     if isinstance(group, TyperGroup):
         # Only to suggest a verb for a misspelt one.
         group.commands = {name: TyperCommand(name, help=summary) for name, (_, summary) in VERBS.items()}
     return group
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"gpu-flows {version('gpu-flows')}")
+        raise typer.Exit()

@@ -23,7 +23,8 @@ class Exit(IntEnum):
     """Ctrl-C or SIGTERM; everything is proven to be gone."""
 
 
-_MAY_BILL = {"TEARDOWN_FAILED", "REAP_FAILED", "SUSPECTED_LEAK", "NOT_PROVEN_GONE"}
+MAY_BILL_CODES = {"TEARDOWN_FAILED", "REAP_FAILED", "SUSPECTED_LEAK", "NOT_PROVEN_GONE"}
+"""Codes of errors after which something may still be billing."""
 
 
 def exit_of(error: GpuFlowsError) -> Exit:
@@ -33,7 +34,7 @@ def exit_of(error: GpuFlowsError) -> Exit:
     told = getattr(error, "exit", None)
     if isinstance(told, Exit):
         return told
-    if error.code in _MAY_BILL:
+    if error.code in MAY_BILL_CODES:
         return Exit.MAY_BILL
     if isinstance(error, ProvisionError):
         return Exit.NOTHING_RENTED

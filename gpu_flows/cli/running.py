@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_flows.cli.asked import Asked
-from gpu_flows.cli.exits import Exit
+from gpu_flows.cli.exits import MAY_BILL_CODES, Exit
 from gpu_flows.cli.flags import FOLLOWING, MAX_COST, OWNER, RENTING, TRAINING, WHERE
 from gpu_flows.cli.output import Output, length
 from gpu_flows.cli.session import clouds_of, command_for, fresh_name, installation, owner_named
@@ -130,7 +130,7 @@ def show_report(report: RunReport, output: Output, *, silence_s: float | None = 
         silence_s: How long boxes that were left live without anybody who follows them.
     """
     output.report(report.to_json(), report)
-    if report.left:
+    if report.left or report.cause in MAY_BILL_CODES:
         output.say(f"not everything is proven gone: `{command_for('teardown', report.owner)}`")
         return Exit.MAY_BILL
     if report.detached:

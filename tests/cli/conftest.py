@@ -1,0 +1,136 @@
+"""The command line as a user has it: a home of its own, `main` in this process, or a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_flows.cli import main
+from tests.cli import acme
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a call said, and the exit code that it ended with."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Return the document on stdout, which has to be exactly one."""
+        return json.loads(self.out)
+
+
+Cli = Callable[..., Said]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give every test a home and a working folder of its own; no box of it may be left."""
+    for name in [name for name in os.environ if name.startswith(("GPU_FLOWS_", "NO_COLOR", "FORCE_COLOR"))]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "home"
+    monkeypatch.setenv("GPU_FLOWS_HOME", str(folder / "state"))
+    monkeypatch.setenv("GPU_FLOWS_CONFIG_HOME", str(folder / "config"))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    yield folder
+    boxes = folder / "state" / "local" / "boxes"
+    left = sorted(boxes.iterdir()) if boxes.exists() else []
+    for box in left:
+        from gpu_flows.clouds.local.registry import Registry
+
+        Registry(boxes.parent).end(box.name)
+    assert not left, "boxes were left"
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Return a function that calls the command line in this process."""
+
+    def call(*words: str) -> Said:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        said = capsys.readouterr()
+        code = ended.value.code
+        return Said(code if isinstance(code, int) else 0, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def market(monkeypatch: pytest.MonkeyPatch) -> acme.Market:
+    """Return an invented cloud, ``acme``, that is for sale in this process."""
+    return acme.open_market(monkeypatch)
+
+
+class Program:
+    """The command line in a process of its own.
+
+    Args:
+        words: The words behind the program's name.
+    """
+
+    def __init__(self, *words: str, before: str = "") -> None:
+        code = f"{before}\nfrom gpu_flows.cli import main; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        self.heard: list[str] = []
+
+    def wait_for(self, text: str, timeout_s: float = 30) -> str:
+        """Return the first line on stderr that holds a text, from here on."""
+        assert self.process.stderr is not None
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            line = self.process.stderr.readline()
+            if not line:
+                break
+            self.heard.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"{text!r} was not said: {''.join(self.heard)}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def end(self, timeout_s: float = 30) -> Said:
+        """Wait for its end."""
+        out, err = self.process.communicate(timeout=timeout_s)
+        return Said(self.process.returncode, out, "".join(self.heard) + err)
+
+
+@pytest.fixture
+def program() -> Iterator[Callable[..., Program]]:
+    """Return a function that starts the command line in a process of its own, killed at the end if need be."""
+    started: list[Program] = []
+
+    def start(*words: str, before: str = "") -> Program:
+        started.append(Program(*words, before=before))
+        return started[-1]
+
+    yield start
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+        each.process.communicate()
