@@ -320,7 +320,7 @@ async def test_c39_a_cancel_ends_the_whole_chain(box):
     assert await kill_job(box, "j", grace_s=5, timeout_s=30) == 0
     status = await status_of(box, "j")
     assert (status.state, status.why) == (JobState.EXITED, "cancelled")
-    assert box.processes() == []
+    await until(lambda: box.processes() == [], 2)
 
 
 ESCAPES = {
@@ -341,7 +341,7 @@ async def test_pytorch_110065_nobody_escapes_a_kill(box, command):
     assert await kill_job(box, "j", grace_s=1, timeout_s=30) == 0
     status = await ended(box, "j")
     assert status.state is JobState.EXITED
-    assert box.processes() == []
+    await until(lambda: box.processes() == [], 2)
 
 
 async def test_the_grace_is_for_the_last_process_not_for_the_shell_around_it(dash_box):
@@ -412,6 +412,25 @@ async def test_two_boxes_of_one_machine_with_the_same_job_id_are_apart(tmp_path)
         two.close()
 
 
+async def test_a_kill_that_comes_before_the_job_is_there_is_not_lost(dash_box, monkeypatch):
+    real = jobs.script
+    slow = "sleep 1\n\n# A second session"
+    monkeypatch.setattr(jobs, "script", lambda name: real(name).replace("# A second session", slow))
+    starting = asyncio.create_task(start(dash_box, "j", "touch ran; exec sleep 600"))
+    await until(lambda: state_file(dash_box, "j", "runner").exists())
+    assert await kill_job(dash_box, "j", grace_s=2, timeout_s=30) == 0
+    await starting
+    status = await ended(dash_box, "j")
+    assert (status.exit_code, status.why) == (143, "cancelled")
+    assert not (dash_box.home / "ran").exists()
+
+
+async def test_a_folder_of_somebody_else_in_the_jobs_place_is_an_error(dash_box):
+    (folder_of(dash_box, "j") / "ranks").mkdir(parents=True)
+    with pytest.raises(RemoteScriptFailed, match="something else is there"):
+        await start(dash_box, "j", "true")
+
+
 async def test_killing_what_is_over_or_unknown_is_nothing(dash_box):
     assert await kill_job(dash_box, "nobody", grace_s=1, timeout_s=20) == 0
     assert (await status_of(dash_box, "nobody")).state is JobState.ABSENT
@@ -432,7 +451,7 @@ async def test_c37_a_background_child_does_not_delay_the_end(box):
     status = await ended(box, "j")
     assert (status.exit_code, status.why) == (7, "exit")
     assert time.monotonic() - begun < 5
-    assert box.processes() == []
+    await until(lambda: box.processes() == [], 2)
 
 
 async def test_u11_daemons_end_with_the_job_and_their_port_is_free(dash_box):
@@ -449,7 +468,7 @@ async def test_u11_daemons_end_with_the_job_and_their_port_is_free(dash_box):
     await start(dash_box, "j", command)
     status = await ended(dash_box, "j")
     assert (status.exit_code, status.why) == (0, "exit")
-    assert dash_box.processes() == []
+    await until(lambda: dash_box.processes() == [], 2)
     with socket.socket() as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind(("127.0.0.1", port))
@@ -675,6 +694,6 @@ async def test_ranks_of_torchrun_end_though_torchrun_was_killed_hard(tmp_path):
                 os.kill(pid, signal.SIGKILL)
         status = await ended(box, "j", 30)
         assert (status.exit_code, status.why) == (137, "signal")
-        assert box.processes() == []
+        await until(lambda: box.processes() == [], 2)
     finally:
         box.close()

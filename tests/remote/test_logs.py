@@ -71,7 +71,7 @@ async def test_c33_a_kill_with_a_child_that_lives_on_drains_too(box):
     status = await following
     assert (status.state, status.why) == (JobState.EXITED, "cancelled")
     assert got.endswith(b"last words\n")
-    assert box.processes() == []
+    await until(lambda: box.processes() == [], 2)
 
 
 @in_every_shell

@@ -2,6 +2,8 @@
 
 look_at $$
 record "$1" pid "$$ $started" # by the job itself: where setsid forks, nobody else knows its pid
+# A kill that came before there was anything to kill; one that comes later finds us.
+[ ! -e "$1/.state/cancelled" ] || exit 143
 
 set -- "$1" "$(command -v sh)" "$1/command"
 # A background process starts with these two ignored, and no shell can undo that; GNU env can.

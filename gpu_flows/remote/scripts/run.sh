@@ -57,8 +57,8 @@ while :; do
   [ -n "$interrupted" ] || break
 done
 ended_at=$(date +%s)
-kill $heart 2>/dev/null
-wait $heart 2>/dev/null
+# Again and again: a signal that comes while a shell forks a subshell may be swallowed.
+while kill $heart 2>/dev/null; do sleep 0.02; done
 oom_after=$(oom_kills)
 rm -f secrets
 

@@ -18,7 +18,7 @@ for stage in "$jobs"/.stage.*; do
   is_alive "${maker%.*}" "${maker#*.}" || rm -rf "$stage"
 done
 
-if [ -d "$folder" ]; then
+if [ -d "$folder/.state" ]; then
   cat >/dev/null
 else
   look_at $$
@@ -31,7 +31,7 @@ else
   fi
   # Onto a folder that is not empty the rename fails: exactly one winner.
   mv -T "$stage" "$folder" 2>/dev/null || rm -rf "$stage"
-  [ -d "$folder/.state" ] || fail "the job could not be moved to $folder"
+  [ -d "$folder/.state" ] || fail "the job could not be moved to $folder: something else is there"
 fi
 
 if [ -e "$folder/.state/runner.blank" ]; then
