@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 from gpu_flows.clock import SYSTEM_CLOCK, Clock
 from gpu_flows.clouds import CloudRef, open_cloud
 from gpu_flows.clouds.base import Box, Cloud
-from gpu_flows.errors import SettingsError
+from gpu_flows.clouds.errors import AuthenticationFailed
+from gpu_flows.errors import MissingExtra, SettingsError
 from gpu_flows.leases.blocked import BlockedScopes
 from gpu_flows.leases.journal import Journal
 from gpu_flows.leases.lease import Owner, lease_id
@@ -104,11 +105,22 @@ class Installation:
         return {"ref": ref, **self._options.get(ref, {})}
 
     def configured_clouds(self) -> list[str]:
-        """Return every cloud of this installation: where a bare teardown and the reaper look."""
+        """Return every cloud of this installation: where a bare teardown and the reaper look.
+
+        Those that the settings name; where they name none, those that this machine has credentials for.
+        """
         from gpu_flows.clouds import CLOUDS
 
         told = list(dict.fromkeys([*self.settings.clouds, *self.settings.enabled_clouds]))
-        return told or list(CLOUDS)
+        return told or [ref for ref in CLOUDS if self._has_credentials(ref)]
+
+    def _has_credentials(self, ref: str) -> bool:
+        try:
+            cloud = self.cloud(ref)
+            # What cannot leave this machine needs none.
+            return not cloud.capabilities.namespace_required or bool(cloud.identity_secrets())
+        except (MissingExtra, AuthenticationFailed):
+            return False
 
     def namespace(self, refs: Sequence[str]) -> str:
         """Return the namespace that boxes of these clouds carry.
