@@ -11,7 +11,7 @@ from gpu_flows.cli.flags import CONFIG, OWNER, RENTING, WHERE
 from gpu_flows.cli.output import Cell, Column, Output, length, usd
 from gpu_flows.cli.session import clouds_of, command_for, fresh_name, installation, owner_named, shown
 from gpu_flows.cli.verbs import Flag, Given, verb
-from gpu_flows.errors import BadRequest, GpuFlowsError, MissingExtra
+from gpu_flows.errors import BadRequest, GpuFlowsError
 from gpu_flows.progress import counted
 
 if TYPE_CHECKING:
@@ -225,23 +225,23 @@ def _survey(here: Installation, given: Given, output: Output) -> tuple[list[Clou
     """Look at the clouds that were named, else at every configured one."""
     from dataclasses import replace
 
+    from gpu_flows.clouds.base import ref_of
     from gpu_flows.leases.reaper import survey
 
     named = clouds_of(given)
     clouds: list[Cloud] = []
     unopened: list[str] = []
-    for ref in named or here.configured_clouds():
+    refs = named or here.configured_clouds()
+    for ref in refs:
         try:
             clouds.append(here.cloud(ref))
-        except MissingExtra as error:
-            # Nobody rents from a cloud whose package was never installed, unless the settings say so.
-            if named or here.settings.clouds or here.settings.enabled_clouds:
-                unopened.append(f"{ref}: {error}")
         except BadRequest:
             raise
         except GpuFlowsError as error:
+            if named:
+                raise
             unopened.append(f"{ref}: {error}")
-    namespace = here.namespace(named or here.configured_clouds())
+    namespace = here.namespace([ref_of(cloud) for cloud in clouds])
     output.screen.waiting(f"asking {counted(len(clouds), 'cloud')}")
     found = survey(
         clouds, namespace, journals=here.settings.journals, liveness=here.liveness, clock=here.clock

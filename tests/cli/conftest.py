@@ -39,9 +39,13 @@ Cli = Callable[..., Said]
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give every test a home and a working folder of its own; no box of it may be left."""
-    for name in [name for name in os.environ if name.startswith(("GPU_FLOWS_", "NO_COLOR", "FORCE_COLOR"))]:
+    ours = ("GPU_FLOWS_", "NO_COLOR", "FORCE_COLOR")
+    theirs = ("_API_KEY", "_TOKEN", "_ACCESS_KEY_ID", "_SECRET_ACCESS_KEY", "_PROFILE")
+    for name in [name for name in os.environ if name.startswith(ours) or name.endswith(theirs)]:
         monkeypatch.delenv(name)
     folder = tmp_path / "home"
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("GPU_FLOWS_HOME", str(folder / "state"))
     monkeypatch.setenv("GPU_FLOWS_CONFIG_HOME", str(folder / "config"))
     work = tmp_path / "work"

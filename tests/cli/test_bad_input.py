@@ -25,18 +25,37 @@ BAD = {
     "a missing module": (["run", "-m", "nope", "--gpus", "cpu"], "there is no module nope", "code"),
     "a file and a module": (["run", SCRIPT, "-m", "nope", "--gpus", "cpu"], "not both", ""),
     "a missing folder": (["run", SCRIPT, "--gpus", "cpu", "--code", "nope"], "nope is not there", ""),
-    "a missing secret": (["run", SCRIPT, "--gpus", "cpu", "--secret", "HF_TOKEN"], "HF_TOKEN", "set the environment"),
+    "a missing secret": (
+        ["run", SCRIPT, "--gpus", "cpu", "--secret", "HF_TOKEN"],
+        "HF_TOKEN",
+        "set the environment",
+    ),
     "a secret instead of its name": (
         ["run", SCRIPT, "--gpus", "cpu", "--secret", "hf_abcdefghijkl"],
         "looks like a secret itself",
         "",
     ),
-    "a variable that is not there": (["run", SCRIPT, "--gpus", "cpu", "--env", "NOPE"], "--env NOPE", "NOPE=VALUE"),
+    "a variable that is not there": (
+        ["run", SCRIPT, "--gpus", "cpu", "--env", "NOPE"],
+        "--env NOPE",
+        "NOPE=VALUE",
+    ),
     "a variable that cannot be": (["run", SCRIPT, "--gpus", "cpu", "--env", "1A=x"], "env.1A", ""),
-    "an unknown cloud": (["run", SCRIPT, "--gpus", "H100", "--clouds", "runpdo"], "no cloud 'runpdo'", "runpod"),
-    "a planned cloud": (["run", SCRIPT, "--gpus", "H100", "--clouds", "modal"], "does not rent from modal yet", "local"),
+    "an unknown cloud": (
+        ["run", SCRIPT, "--gpus", "H100", "--clouds", "runpdo"],
+        "no cloud 'runpdo'",
+        "runpod",
+    ),
+        ["run", SCRIPT, "--gpus", "H100", "--clouds", "modal"],
+        "does not rent from modal yet",
+        "local",
+    ),
     "no cloud at all": (["run", SCRIPT, "--gpus", "H100"], "no cloud is named", "config.toml"),
-    "an account without a name": (["resolve", "cpu", "--clouds", "local@"], "names no account", "cloud@account"),
+    "an account without a name": (
+        ["resolve", "cpu", "--clouds", "local@"],
+        "names no account",
+        "cloud@account",
+    ),
     "two ways to name clouds": (
         ["resolve", "cpu", "--clouds", "local", "--provider", "local"],
         "not both",
@@ -82,6 +101,14 @@ def test_bad_input_is_one_clear_message(case: str, cli: Cli, home: Path) -> None
     assert not list((home / "state").glob("journal/*/*")), "something was reserved"
 
 
+def test_a_planned_cloud_is_told_from_an_unknown_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_flows.clouds.PLANNED", ("someday",))
+    said = cli("resolve", "H100", "--clouds", "someday")
+    assert said.code == 2
+    assert "does not rent from someday yet" in said.err
+    assert "local" in said.err
+
+
 def test_an_error_is_a_document_too(cli: Cli) -> None:
     said = cli("resolve", "H10", "--format", "json")
     assert said.code == 2
@@ -108,7 +135,11 @@ def test_a_fault_of_our_own_is_called_that(cli: Cli, monkeypatch: pytest.MonkeyP
 def test_a_price_cap_that_nothing_meets_names_the_cheapest(cli: Cli, market: Market) -> None:
     market.sells(31.5, 24.25, 29.0)
     Path(SCRIPT).touch()
-    for verb in (["resolve", "H100:8"], ["run", SCRIPT, "--gpus", "H100:8"], ["provision", "--gpus", "H100:8"]):
+    for verb in (
+        ["resolve", "H100:8"],
+        ["run", SCRIPT, "--gpus", "H100:8"],
+        ["provision", "--gpus", "H100:8"],
+    ):
         said = cli(*verb, "--clouds", "acme", "--price-cap", "20")
         assert said.code == 3, said.err
         assert "24.25" in said.out + said.err
