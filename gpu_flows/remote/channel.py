@@ -8,6 +8,7 @@ own, because a background child may hold stdout open long after it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
@@ -181,22 +182,26 @@ class Channel:
             self._chan.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def settle(self, quiet_s: float, most_s: float, complete: Callable[[], bool]) -> None:
+    async def settle(self, quiet_s: float, most_s: float, done: Callable[[bool], bool]) -> None:
         """Wait, after the exit, until everything has come.
 
-        Normally the channel closes at once. A background child may hold it open, and even write: then wait
-        until the output is complete and nothing has come for `quiet_s`, or `most_s` are over.
+        Normally the channel closes at once. A background child may hold it open, and even write: then the wait
+        ends when `done` says so.
+
+        Args:
+            quiet_s: How long nothing must come for the box to count as calm.
+            most_s: After which it counts as calm even if something still comes.
+            done: Told whether the box is calm; asked at once, and then every `quiet_s`.
         """
         loop = asyncio.get_running_loop()
         latest = loop.time() + most_s
-        while not self.closed.is_set():
+        calm = False
+        while not self.closed.is_set() and not done(calm):
             before = self.received
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(quiet_s):
                     await self.closed.wait()
-            except TimeoutError:
-                if complete() and (self.received == before or loop.time() > latest):
-                    return
+            calm = self.received == before or loop.time() > latest
 
     @property
     def stdout(self) -> bytes:

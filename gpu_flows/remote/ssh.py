@@ -33,8 +33,9 @@ Backoff = Callable[[int], float]
 CHANNELS_AT_ONCE = 6
 """Stock sshd allows ten sessions a connection; the rest is left to a person who looks in."""
 
-_QUIET_S = 0.3
-"""How long nothing must come before output counts as complete while a background child holds it open."""
+_QUIET_S = 1.0
+"""How long nothing must come, while a background child holds the output open, before it counts as complete: long
+enough for TCP to send a lost packet again."""
 _SETTLE_S = 10.0
 """How long a background child may go on writing before it is left to itself."""
 _NOISE_LIMIT_BYTES = 1 << 20
@@ -148,7 +149,7 @@ class RemoteBox:
             RemoteTimeout: The command did not end in time. It may go on: OpenSSH passes our signal to no
                 process of root's, so what waits on a box needs an end of its own.
         """
-        channel = await self._finished(command, stdin, timeout_s, lambda _stdout: True)
+        channel = await self._finished(command, stdin, timeout_s, lambda _channel, calm: calm)
         assert channel.exit_status is not None  # noqa: S101 - _finished guarantees it
         return Completed(channel.exit_status, channel.exit_signal, channel.stdout, channel.stderr)
 
@@ -166,12 +167,12 @@ class RemoteBox:
             SshError: As for `run`.
         """
         nonce = framing.new_nonce()
-        channel = await self._finished(
-            framing.framed_command(nonce, text, args),
-            stdin,
-            timeout_s,
-            lambda stdout: framing.find_reply(nonce, stdout) is not None,
-        )
+
+        def done(channel: Channel, calm: bool) -> bool:
+            reply = framing.find_reply(nonce, channel.stdout)
+            return reply is not None and (calm or reply.exit_status == 0)  # a failure wants all of stderr
+
+        channel = await self._finished(framing.framed_command(nonce, text, args), stdin, timeout_s, done)
         reply = framing.find_reply(nonce, channel.stdout)
         stderr = framing.after_begin(nonce, channel.stderr)
         if reply is None:
@@ -185,7 +186,8 @@ class RemoteBox:
     ) -> AsyncGenerator[bytes, None]:
         """Run POSIX sh text and yield its stdout as it comes, raw, in chunks of up to 256 KiB.
 
-        Close the iterator (`contextlib.aclosing`) when leaving it early: that ends the script.
+        Close the iterator (`contextlib.aclosing`) when leaving it early: that ends the script as soon as it
+        writes. It ends by itself with the script, unless a background child goes on writing.
 
         Args:
             text: The script, as for `script`.
@@ -214,7 +216,7 @@ class RemoteBox:
                     _, found, chunk = head.partition(begin)
                     begun = bool(found)
                     if not begun and len(head) > _NOISE_LIMIT_BYTES:
-                        break
+                        raise self._script_failed(channel, head)
                 if begun and chunk:
                     yield chunk
         self._raise_what_cut_it(channel)
@@ -269,13 +271,13 @@ class RemoteBox:
     # One command, from a free slot to its end.
 
     async def _finished(
-        self, command: str, stdin: Stdin, timeout_s: float, complete: Callable[[bytes], bool]
+        self, command: str, stdin: Stdin, timeout_s: float, done: Callable[[Channel, bool], bool]
     ) -> Channel:
         """Run a command to its end, and return the channel with everything it wrote."""
         deadline = _Deadline.after(timeout_s)
         async with self._command(command, stdin, deadline) as channel, self._not_beyond(deadline):
             await channel.exited.wait()
-            await channel.settle(_QUIET_S, _SETTLE_S, lambda: complete(channel.stdout))
+            await channel.settle(_QUIET_S, _SETTLE_S, lambda calm: done(channel, calm))
         self._raise_what_cut_it(channel)
         return channel
 

@@ -35,7 +35,7 @@ def build(folder, tree, order=1, time=0):
     return scan_tree(folder)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(trees)
 def test_the_same_tree_is_the_same_archive_wherever_and_whenever(tree):
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
@@ -53,14 +53,14 @@ def test_the_same_tree_is_the_same_archive_wherever_and_whenever(tree):
                 assert member.mtime > 315532800  # zip files begin in 1980
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(trees, trees)
 def test_the_digest_tells_trees_apart(tree, other):
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
         assert (build(Path(one), tree).digest == build(Path(two), other).digest) == (tree == other)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(trees)
 def test_a_manifest_survives_its_way(tree):
     with tempfile.TemporaryDirectory() as folder:

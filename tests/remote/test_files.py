@@ -477,11 +477,12 @@ def test_links_that_lead_out_are_left_out_and_reported(tmp_path):
     assert "pipe is neither" in said
 
 
-def test_a_large_tree_is_warned_of(tmp_path):
-    with write(tmp_path / "code", "weights.pt", "").open("wb") as file:
-        file.truncate(600 << 20)
+def test_a_large_tree_is_warned_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("gpu_flows.remote.tree._LARGE_BYTES", 2 << 20)
+    write(tmp_path / "code", "weights.pt", bytes(3 << 20))
+    write(tmp_path / "code", "train.py", "")
     (warning,) = scan_tree(tmp_path / "code").warnings
-    assert "600 MiB; the largest files are weights.pt (600 MiB)" in warning
+    assert "3 MiB; the largest files are weights.pt (3 MiB)" in warning
 
 
 # Fetches
@@ -539,26 +540,29 @@ def test_u07_outputs_are_fetched_although_the_script_failed(server, home, job, t
     }
 
 
-@pytest.mark.parametrize(
-    ("pattern", "expected"),
-    [
-        ("runs", {"runs/model.pt", "runs/logs/a b ü.txt"}),
-        ("runs/", {"runs/model.pt", "runs/logs/a b ü.txt"}),
-        ("./runs/*", {"runs/model.pt", "runs/logs/a b ü.txt"}),  # a folder that matches comes whole
-        ("runs/*.pt", {"runs/model.pt"}),
-        ("**/*.txt", {"runs/logs/a b ü.txt"}),
-        ("**/model.pt", {"runs/model.pt"}),
-        ("r?ns/m[a-o]del.pt", {"runs/model.pt"}),
-        ("runs/../runs/model.pt", {"runs/model.pt"}),
-        ("*", {"train.py", "runs/model.pt", "runs/logs/a b ü.txt"}),
-        ("runs/logs/*/x", set()),
-        ("train.py/x", set()),
-    ],
-)
-def test_patterns_on_a_box(server, job, tmp_path, pattern, expected):
-    got = on_box(server, lambda box: fetch(box, [pattern], tmp_path / "out", cwd=job, timeout_s=30))
-    assert {file.name for file in got.files} == expected
-    assert got.unmatched == (() if expected else (pattern,))
+PATTERNS = {
+    "runs": {"runs/model.pt", "runs/logs/a b ü.txt"},
+    "runs/": {"runs/model.pt", "runs/logs/a b ü.txt"},
+    "./runs/*": {"runs/model.pt", "runs/logs/a b ü.txt"},  # a folder that matches comes whole
+    "runs/*.pt": {"runs/model.pt"},
+    "**/*.txt": {"runs/logs/a b ü.txt"},
+    "**/model.pt": {"runs/model.pt"},
+    "r?ns/m[a-o]del.pt": {"runs/model.pt"},
+    "runs/../runs/model.pt": {"runs/model.pt"},
+    "*": {"train.py", "runs/model.pt", "runs/logs/a b ü.txt"},
+    "runs/logs/*/x": set(),
+    "train.py/x": set(),
+}
+
+
+def test_patterns_on_a_box(server, job, tmp_path):
+    async def scenario(box):
+        for n, (pattern, expected) in enumerate(PATTERNS.items()):
+            got = await fetch(box, [pattern], tmp_path / str(n), cwd=job, timeout_s=30)
+            assert {file.name for file in got.files} == expected, pattern
+            assert got.unmatched == (() if expected else (pattern,))
+
+    on_box(server, scenario)
 
 
 def test_an_absolute_pattern_within_the_working_directory(server, job, tmp_path):

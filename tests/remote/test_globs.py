@@ -52,7 +52,7 @@ parts = st.sampled_from(["a", "b", "ab", ".h", "a.b"])
 glob_parts = st.sampled_from(["a", "b", "ab", "*", "**", "a*", "?b", "[ab]", "[!a]", ".*", "*.b"])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(
     files=st.sets(st.lists(parts, min_size=1, max_size=4).map("/".join), min_size=1, max_size=8),
     glob=st.lists(glob_parts, min_size=1, max_size=4).map("/".join),

@@ -65,7 +65,7 @@ def test_c29_a_key_that_a_form_has_mangled_is_made_whole(kind, damage):
     assert public(whole) == public(TEXTS[kind])
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     st.sampled_from(["ed25519-openssh", "ed25519-pkcs8", "ecdsa-pem"]),
     st.lists(st.sampled_from(sorted(DAMAGES)), max_size=3),
@@ -85,7 +85,7 @@ def test_c29_whatever_is_no_key_is_a_bad_key(text):
 
 @pytest.mark.parametrize("kind", ["openssh", "pkcs8-pem"])
 def test_c29_a_passphrase(kind):
-    text = ED25519.export_private_key(kind, "open sesame").decode()
+    text = ED25519.export_private_key(kind, "open sesame", rounds=1000 if "pkcs8" in kind else 2).decode()
     with pytest.raises(BadKey, match=r"/keys/mine: this private key needs a passphrase"):
         normalise_private_key(text, "/keys/mine")
     with pytest.raises(BadKey, match=r"/keys/mine: the passphrase does not open"):
@@ -183,7 +183,7 @@ def test_an_identity_in_a_file_is_made_once(tmp_path):
         "print(load_or_create_identity(Path(sys.argv[1])).public_key)"
     )
     started = [
-        subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE) for _ in range(3)
     ]
     made = {process.communicate()[0].decode().strip() for process in started}
     assert made == {load_or_create_identity(path).public_key}

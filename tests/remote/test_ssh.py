@@ -652,3 +652,14 @@ def test_a_box_belongs_to_one_loop(sshd):
     with pytest.raises(RuntimeError, match="another event loop"):
         asyncio.run(scenario_true(box))
     blocking(box.close())
+
+
+def test_a_login_shell_that_never_stops_printing_is_cut(sshd):
+    (sshd.home / ".bashrc").write_text("yes\n")
+
+    async def scenario(box):
+        with pytest.raises(RemoteScriptFailed, match="y\ny"):
+            async for _ in box.stream("echo reply", timeout_s=20):
+                pass
+
+    on_box(sshd, scenario)
