@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from gpu_flows.clouds.base import Cloud
 
 CLOUDS: dict[str, str] = {
+    "digitalocean": "gpu_flows.clouds.digitalocean:DigitalOceanCloud",
     "local": "gpu_flows.clouds.local:LocalCloud",
     "runpod": "gpu_flows.clouds.runpod:RunpodCloud",
     "vastai": "gpu_flows.clouds.vastai:VastaiCloud",
 }
 """Every cloud: its name, and the module and class of its adapter, imported when it is first opened."""
 
-PLANNED = ("aws", "digitalocean", "hotaisle", "modal")
+PLANNED = ("aws", "hotaisle", "modal")
 """Clouds that gpu-flows knows of and does not rent from yet."""
 
 ALIASES = {"vast": "vastai"}
