@@ -46,10 +46,6 @@ BAD = {
         "no cloud 'runpdo'",
         "runpod",
     ),
-        ["run", SCRIPT, "--gpus", "H100", "--clouds", "modal"],
-        "does not rent from modal yet",
-        "local",
-    ),
     "no cloud at all": (["run", SCRIPT, "--gpus", "H100"], "no cloud is named", "config.toml"),
     "an account without a name": (
         ["resolve", "cpu", "--clouds", "local@"],
