@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 CLOUDS: dict[str, str] = {
     "digitalocean": "gpu_flows.clouds.digitalocean:DigitalOceanCloud",
     "local": "gpu_flows.clouds.local:LocalCloud",
+    "aws": "gpu_flows.clouds.aws:AwsCloud",
     "runpod": "gpu_flows.clouds.runpod:RunpodCloud",
     "vastai": "gpu_flows.clouds.vastai:VastaiCloud",
 }
 """Every cloud: its name, and the module and class of its adapter, imported when it is first opened."""
 
-PLANNED = ("aws", "hotaisle", "modal")
+PLANNED = ("hotaisle", "modal")
 """Clouds that gpu-flows knows of and does not rent from yet."""
 
 ALIASES = {"vast": "vastai"}
