@@ -168,7 +168,8 @@ def launch_ddp(
 
     if not lease.boxes:
         raise BadRequest(f"{lease.owner} holds no boxes: provision them first")
-    _provisioner(lease, installation).settle_duplicates(lease)
+    settle = partial(_provisioner(lease, installation).settle_duplicates, lease)
+    settle()
     nodes = [
         Node(
             index=leased.node,
@@ -183,7 +184,9 @@ def launch_ddp(
     def wanted() -> bool | None:
         return installation.liveness.wants(lease.owner, lease.namespace, lease.id)
 
-    return blocking(launch(nodes, lease.id, spec, nproc=nproc, options=replace(options, wanted=wanted)))
+    lag_s = max(cloud.capabilities.lag_s for cloud in installation.clouds(lease.clouds))
+    followed = replace(options, wanted=wanted, settle=settle, settle_after_s=lag_s)
+    return blocking(launch(nodes, lease.id, spec, nproc=nproc, options=followed))
 
 
 def teardown_box(
