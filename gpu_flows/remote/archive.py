@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, cast
 
-from gpu_flows.errors import GpuFlowsError
-from gpu_flows.remote.errors import SshError
+from gpu_flows.remote.errors import CannotWrite, CodeChanged, FetchTooLarge, UnwantedArchive
 from gpu_flows.remote.tree import Entry
 
 _BLOCK_BYTES = 256 << 10
@@ -27,30 +26,6 @@ _OLDEST = 1_577_836_800  # 2020: zip files, and so wheels built on the box, know
 _SPAN_S = 5 * 365 * 86_400
 _LARGEST_HEADER_BYTES = 1 << 20
 _BUFFERED_CHUNKS = 32
-
-
-class CodeChanged(GpuFlowsError):
-    """A file was changed between being hashed and being sent."""
-
-    code = "CODE_CHANGED"
-
-
-class UnwantedArchive(SshError):
-    """A box sent something that it was not asked for; nothing of that was written."""
-
-    code = "UNWANTED_ARCHIVE"
-
-
-class FetchTooLarge(SshError):
-    """There is no room for what the box has."""
-
-    code = "FETCH_TOO_LARGE"
-
-
-class CannotWrite(GpuFlowsError):
-    """A file cannot be written on this machine."""
-
-    code = "CANNOT_WRITE"
 
 
 # Out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,12 +63,12 @@ def _list(folder: Path) -> tuple[set[str], set[str], list[str]]:
     """Return files, what is ignored, and warnings."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return *_walk(folder), []
-    if shutil.which("git") is None:
-        return *_walk(folder), [f"git is not installed, so the ignore rules of {folder} were not honoured"]
-    # Without a work tree or in a folder that the surrounding repository ignores, git would list nothing.
-    if _git(folder, "rev-parse", "--is-inside-work-tree") != b"true\n" or _git(folder, "check-ignore", "."):
-        return *_walk(folder), []
-    return _ask_git(folder)
+    try:
+        if _git(folder, "check-ignore", ".", fine=(0, 1)):
+            return *_walk(folder), []  # ignored by the repository around it, where git would list nothing
+        return _ask_git(folder)
+    except _GitFailed as exc:
+        return *_walk(folder), [f"the ignore rules of {folder} were not honoured, because {exc}"]
 
 
 def _ask_git(folder: Path) -> tuple[set[str], set[str], list[str]]:
@@ -172,21 +171,32 @@ def _split(listing: bytes) -> set[str]:
     return {os.fsdecode(name) for name in listing.split(b"\0") if name}
 
 
-def _git(folder: Path, *arguments: str) -> bytes:
-    """Return what git prints, nothing when it fails.
+class _GitFailed(Exception):
+    """Why git did not answer."""
+
+
+def _git(folder: Path, *arguments: str, fine: tuple[int, ...] = (0,)) -> bytes:
+    """Return what git prints.
 
     Variables of a hook or another repository are kept from it. The folder may belong to another user (a mounted
-    volume), which git refuses by default; since nothing is run for that user, a file system monitor set up in
-    the repository is not run either.
+    volume), which git refuses by default; since nothing may run for that user, a file system monitor that is set
+    up in the repository is not run either.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    done = subprocess.run(
-        ["git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", *arguments],  # noqa: S607
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=_GIT_TIMEOUT_S,
-        check=False,
-    )
-    return done.stdout if done.returncode == 0 else b""
+    try:
+        done = subprocess.run(
+            ["git", "-c", "safe.directory=*", "-c", "core.fsmonitor=false", *arguments],  # noqa: S607
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_GIT_TIMEOUT_S,
+            check=False,
+        )
+    except FileNotFoundError as exc:
+        raise _GitFailed("git is not installed") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise _GitFailed(f"git did not answer within {_GIT_TIMEOUT_S} s") from exc
+    if done.returncode not in fine:
+        raise _GitFailed(f"git failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout

@@ -73,6 +73,30 @@ class OutputTooLarge(SshError):
     code = "OUTPUT_TOO_LARGE"
 
 
+class UnwantedArchive(SshError):
+    """A box sent something that it was not asked for; nothing of that was written."""
+
+    code = "UNWANTED_ARCHIVE"
+
+
+class FetchTooLarge(GpuFlowsError):
+    """There is no room here for what a box has."""
+
+    code = "FETCH_TOO_LARGE"
+
+
+class CannotWrite(GpuFlowsError):
+    """A file cannot be written on this machine."""
+
+    code = "CANNOT_WRITE"
+
+
+class CodeChanged(GpuFlowsError):
+    """A file was changed between being hashed and being sent."""
+
+    code = "CODE_CHANGED"
+
+
 class BadKey(BadRequest):
     """A private key that cannot be used; found out before anything is rented."""
 

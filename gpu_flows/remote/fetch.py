@@ -80,7 +80,7 @@ class Fetched:
         outside: Patterns that lead out of the working directory and the home, so nothing was fetched for them.
         failed: Files that matched and did not arrive, such as those deleted meanwhile.
         total_bytes: Of all files.
-        complaint: What the box said about the failed ones.
+        complaint: What the box said about files that vanished or changed while they were sent.
     """
 
     files: tuple[FetchedFile, ...]
@@ -124,6 +124,7 @@ async def fetch(
     Raises:
         UnwantedArchive: When the box sends something else; nothing of that is written.
         FetchTooLarge: When there is no room.
+        CannotWrite: When something here is in the way.
         SshError: When the box cannot be reached.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s

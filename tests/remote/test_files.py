@@ -12,8 +12,14 @@ from pathlib import Path
 import pytest
 
 from gpu_flows.errors import BadRequest
-from gpu_flows.remote.archive import CodeChanged, FetchTooLarge, UnwantedArchive
-from gpu_flows.remote.errors import RemoteScriptFailed
+from gpu_flows.remote.errors import (
+    CannotWrite,
+    CodeChanged,
+    FetchTooLarge,
+    RemoteScriptFailed,
+    SshUnreachable,
+    UnwantedArchive,
+)
 from gpu_flows.remote.files import fetch, scan_tree, upload_tree
 from gpu_flows.remote.loop import blocking
 from gpu_flows.remote.ssh import RemoteBox
@@ -441,7 +447,19 @@ def test_without_git_caches_and_environments_stay_here(tmp_path, monkeypatch):
     assert tree.ignored == ("env/", "node_modules/", "pkg/__pycache__/")
     write(folder, ".git/HEAD", "ref: refs/heads/main")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "git is not installed" in scan_tree(folder).warnings[0]
+    warning = scan_tree(folder).warnings[0]
+    assert warning == f"the ignore rules of {folder} were not honoured, because git is not installed"
+
+
+def test_a_broken_repository_is_warned_of(tmp_path):
+    folder = tmp_path / "repo"
+    write(folder, "train.py", "")
+    git(folder, "init")
+    git(folder, "add", "train.py")
+    (folder / ".git/index").write_bytes(b"garbage")
+    tree = scan_tree(folder)
+    assert names(tree) == {"train.py"}
+    assert "were not honoured, because git failed: " in tree.warnings[0]
 
 
 def test_untracked_environments_stay_here_too(tmp_path):
@@ -668,6 +686,28 @@ def test_a_fetch_stops_where_there_is_no_room(server, job, tmp_path):
     on_box(server, scenario)
     assert not (tmp_path / "out/runs/model.pt").exists()
     assert not list((tmp_path / "out").rglob(".gpu-flows*"))
+
+
+def test_what_is_in_the_way_here_is_named(server, job, tmp_path):
+    write(tmp_path, "out/runs/model.pt/in the way", "")
+
+    async def scenario(box):
+        with pytest.raises(CannotWrite, match=r"runs/model\.pt cannot be written"):
+            await fetch(box, ["runs/*.pt"], tmp_path / "out", cwd=job, timeout_s=30)
+
+    on_box(server, scenario)
+
+
+def test_a_box_that_has_gone_is_given_up(sshd, code, tmp_path):
+    sshd.stop()
+
+    async def scenario(box):
+        with pytest.raises(SshUnreachable, match="refuses connections"):
+            await upload_tree(box, code, "code", patience_s=0.5, timeout_s=600)
+        with pytest.raises(SshUnreachable, match="refuses connections"):
+            await fetch(box, ["*"], tmp_path / "out", cwd="code", patience_s=0.5, timeout_s=600)
+
+    on_box(sshd, scenario)
 
 
 # A hostile box: its own find and tar
