@@ -79,14 +79,14 @@ class UnwantedArchive(SshError):
     code = "UNWANTED_ARCHIVE"
 
 
-class FetchTooLarge(GpuFlowsError):
+class FetchTooLarge(SshError):
     """There is no room here for what a box has."""
 
     code = "FETCH_TOO_LARGE"
 
 
-class CannotWrite(GpuFlowsError):
-    """A file cannot be written on this machine."""
+class CannotWrite(SshError):
+    """A file from a box cannot be written on this machine."""
 
     code = "CANNOT_WRITE"
 

@@ -76,6 +76,20 @@ def test_bytes_are_bytes(server):
     on_box(server, scenario)
 
 
+def test_c31_no_encoding_is_assumed_and_no_boundary_matters(server):
+    """A character cut at a read boundary, a byte that is none, under LANG=C."""
+    code = "import sys; sys.stdout.buffer.write(('x' * 4095 + 'é' + '漢' * 70000).encode() + bytes([255]))"
+    want = ("x" * 4095 + "é" + "漢" * 70000).encode() + b"\xff"
+
+    async def scenario(box):
+        line = f'LANG=C LC_ALL=C python3 -c "{code}"'
+        assert (await box.run(line, timeout_s=20)).stdout == want
+        assert await box.script(line, timeout_s=20) == want
+        assert b"".join([chunk async for chunk in box.stream(line, timeout_s=20)]) == want
+
+    on_box(server, scenario)
+
+
 def test_an_exit_by_signal(server):
     async def scenario(box):
         done = await box.run("kill -9 $$", timeout_s=10)
