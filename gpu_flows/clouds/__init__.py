@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gpu_flows.clouds.base import Cloud
 
 CLOUDS: dict[str, str] = {
-    "digitalocean": "gpu_flows.clouds.digitalocean:DigitalOceanCloud",
     "local": "gpu_flows.clouds.local:LocalCloud",
+    "digitalocean": "gpu_flows.clouds.digitalocean:DigitalOceanCloud",
     "aws": "gpu_flows.clouds.aws:AwsCloud",
     "runpod": "gpu_flows.clouds.runpod:RunpodCloud",
     "vastai": "gpu_flows.clouds.vastai:VastaiCloud",

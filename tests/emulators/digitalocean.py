@@ -9,7 +9,9 @@ from base64 import b64decode
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
+from .cards import environment_with
 from .forward import Forwarder, free_port
 from .http import HttpEmulator, Reply, Request, Row
 from .spec import Spec, SpecChecked, folder
@@ -19,7 +21,9 @@ DELETES_ONLY = "dop_v1_invented_for_deleting_droplets"
 METADATA = "http://169.254.169.254"
 
 
-def size(slug: str, model: str, count: int, vram_gib: int, price: float, regions: list[str]) -> dict[str, Any]:
+def size(
+    slug: str, model: str, count: int, vram_gib: int, price: float, regions: list[str]
+) -> dict[str, Any]:
     """Return a size as the API lists it; the memory is that of all its cards."""
     return {
         "slug": slug,
@@ -37,7 +41,9 @@ def size(slug: str, model: str, count: int, vram_gib: int, price: float, regions
 
 
 CPU_SIZE = {
-    **{k: v for k, v in size("s-1vcpu-1gb", "none_basic", 1, 0, 0.00893, ["nyc1"]).items() if k != "gpu_info"},
+    **{
+        k: v for k, v in size("s-1vcpu-1gb", "none_basic", 1, 0, 0.00893, ["nyc1"]).items() if k != "gpu_info"
+    },
     "memory": 1024,
 }
 
@@ -48,9 +54,7 @@ def refusal(message: str, **attributes: Any) -> dict[str, Any]:
     return {**body, "error_attributes": attributes} if attributes else body
 
 
-NOT_FOUND = Reply(
-    404, {"id": "not_found", "message": "The resource you were accessing could not be found."}
-)
+NOT_FOUND = Reply(404, {"id": "not_found", "message": "The resource you were accessing could not be found."})
 
 
 class DigitalOceanEmulator(SpecChecked, HttpEmulator):
@@ -63,6 +67,7 @@ class DigitalOceanEmulator(SpecChecked, HttpEmulator):
         per_page: Most rows of a page, whatever is asked for.
         ssh_port: Where the boxes behind the droplets listen.
         starting: Ids of droplets that stay ``new``.
+        programs: Folder for what stands in for nvidia-smi on the boxes; None for boxes that show no cards.
     """
 
     spec_file = "digitalocean-subset.json"
@@ -88,6 +93,7 @@ class DigitalOceanEmulator(SpecChecked, HttpEmulator):
         self.per_page = 200
         self.ssh_port = free_port()
         self.starting: set[str] = set()
+        self.programs: Path | None = None
         self._numbers = itertools.count(400_000_001)
         self._key_ids = itertools.count(512_001)
         self._forwarders: dict[str, Forwarder] = {}
@@ -100,7 +106,9 @@ class DigitalOceanEmulator(SpecChecked, HttpEmulator):
         self.route("POST", "/v2/account/keys", "add_key", self._authorised(self._add_key))
         self.route("GET", key, "get_key", self._authorised(self._get_key))
         # Every droplet sees the metadata service at one address, and itself in it.
-        self.route("GET", r"/boxes/(?P<id>\d+)/metadata/v1/id", "metadata", lambda r: Reply(200, r.match["id"]))
+        self.route(
+            "GET", r"/boxes/(?P<id>\d+)/metadata/v1/id", "metadata", lambda r: Reply(200, r.match["id"])
+        )
 
     def __exit__(self, *error: Any) -> None:
         for forwarder in self._forwarders.values():
@@ -110,7 +118,9 @@ class DigitalOceanEmulator(SpecChecked, HttpEmulator):
     def foreign(self, name: str, **data: Any) -> Row:
         """Put a droplet of somebody else into the account."""
         shape = {"size": self.sizes[1], "region": "tor1", "tags": [], **data}
-        return self.begin(Row(id=str(next(self._numbers)), name=name, state="active", foreign=True, data=shape))
+        return self.begin(
+            Row(id=str(next(self._numbers)), name=name, state="active", foreign=True, data=shape)
+        )
 
     def as_seen_by(self, row_id: str, script: str) -> str:
         """Return sh as it works on a droplet, where the metadata service answers."""
@@ -156,7 +166,9 @@ class DigitalOceanEmulator(SpecChecked, HttpEmulator):
             return Reply(422, refusal("You specified an invalid image for Droplet creation."))
         keys = {key["id"]: key for key in self.keys.values()}
         if not body["ssh_keys"] or any(key not in keys for key in body["ssh_keys"]):
-            return Reply(422, refusal(f"{body['ssh_keys']} are invalid key identifiers for Droplet creation."))
+            return Reply(
+                422, refusal(f"{body['ssh_keys']} are invalid key identifiers for Droplet creation.")
+            )
         if len(self.live()) >= self.droplet_limit:
             return Reply(422, refusal("creating this/these droplet(s) will exceed your droplet limit"))
         if shape["regions"] and body["region"] not in shape["regions"]:
@@ -174,9 +186,14 @@ class DigitalOceanEmulator(SpecChecked, HttpEmulator):
             row,
             public_key=keys[body["ssh_keys"][0]]["public_key"],
             boot_script=self.as_seen_by(row.id, _bootcmd(body.get("user_data", ""))),
+            environment=self._cards(row),
         )
         action = {"id": 7515, "rel": "create", "href": f"{self.url}/v2/actions/7515"}
         return Reply(202, {"droplet": self._droplet(row), "links": {"actions": [action]}})
+
+    def _cards(self, row: Row) -> dict[str, str]:
+        info = row.data["size"]["gpu_info"]
+        return environment_with(self.programs / row.id, info["model"], info["count"]) if self.programs else {}
 
     def _get(self, request: Request) -> Reply:
         row = self.book.get(request.match["id"])
@@ -205,7 +222,7 @@ class DigitalOceanEmulator(SpecChecked, HttpEmulator):
         return Reply(201, {"ssh_key": key})
 
     def _get_key(self, request: Request) -> Reply:
-        key = self.keys.get(request.match["key"])
+        key = self.keys.get(unquote(request.match["key"]))
         return Reply(200, {"ssh_key": key}) if key else NOT_FOUND
 
     def _address(self, row: Row) -> str | None:

@@ -156,16 +156,12 @@ class PydoApi:
             return self._client
 
 
-def _never_sent(error: BaseException | None) -> bool:
+def _never_sent(error: Any) -> bool:
     """Tell whether a request failed before a byte of it was sent: no connection was made."""
-    from urllib3.exceptions import ConnectTimeoutError, MaxRetryError, NewConnectionError
+    from urllib3.exceptions import ConnectTimeoutError, NewConnectionError
 
-    while error is not None:
-        inner = error.reason if isinstance(error, MaxRetryError) else None
-        for each in (error, inner, *error.args):
-            if isinstance(each, MaxRetryError):
-                each = each.reason
-            if isinstance(each, NewConnectionError | ConnectTimeoutError):
-                return True
-        error = error.__cause__ or error.__context__
-    return False
+    reason = getattr(error, "inner_exception", None)
+    # requests wraps what urllib3 says, and urllib3 wraps what ended its attempts.
+    if isinstance(reason, OSError) and reason.args:
+        reason = reason.args[0]
+    return isinstance(getattr(reason, "reason", None) or reason, NewConnectionError | ConnectTimeoutError)
