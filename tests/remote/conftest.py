@@ -17,6 +17,7 @@ import asyncssh
 import pytest
 
 from gpu_flows.endpoint import SshEndpoint
+from tests.remote.boxes import write
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
@@ -273,6 +274,30 @@ def server(request: pytest.FixtureRequest) -> SshServer:
     """Both servers, one after the other, each shared by all tests: the same code has to work with either."""
     found: SshServer = request.getfixturevalue(f"shared_{request.param}")
     return found
+
+
+@pytest.fixture
+def home(server, tmp_path):
+    """A folder of this test's own in the home of a shared server."""
+    folder = server.home / tmp_path.name
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def code(tmp_path):
+    folder = tmp_path / "my proj"
+    write(folder, "train.py", "print('training')\n")
+    write(folder, "pkg/__init__.py", "")
+    write(folder, "pkg/größe 漢字.txt", "ümlaut")
+    write(folder, "run.sh", "#!/bin/sh\necho run\n").chmod(0o755)
+    write(folder, "conf/base.yaml", "lr: 1\n")
+    (folder / "conf/current.yaml").symlink_to("base.yaml")
+    (folder / "here").symlink_to("pkg")
+    write(folder, "n" * 150 + "/" + "m" * 120 + ".txt", "long names")
+    write(folder, "with\nnewline and \\backslash", "odd")
+    write(folder, "-rf", "dash")
+    return folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
