@@ -7,6 +7,8 @@ import gzip
 import re
 import secrets
 import shlex
+import sys
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,7 +92,8 @@ class RunpodEmulator(SpecChecked):
 
     Attributes:
         cards: The catalog.
-        born_as: The status that a new pod has from its first moment on.
+        births: The status that the next new pods have from their first moment on; RUNNING when used up.
+        tools: Folder of programs that stand before all others on the pods' PATH.
         gets_address: Whether a running pod gets a public port for its sshd.
         price_factor: What a pod costs, against its list price.
         changes: What a new pod is made as, against the wish of its request.
@@ -101,7 +104,8 @@ class RunpodEmulator(SpecChecked):
     def __init__(self, backing: Path | None = None, **options: Any) -> None:
         super().__init__(backing, **options)
         self.cards = cards()
-        self.born_as = "RUNNING"
+        self.births: deque[str] = deque()
+        self.tools: Path | None = None
         self.gets_address = True
         self.price_factor = 1.0
         self.changes: dict[str, Any] = {}
@@ -195,7 +199,7 @@ class RunpodEmulator(SpecChecked):
             id=secrets.token_hex(7),
             name=body["name"],
             usd_per_hour=round(price * count * self.price_factor, 4),
-            state=self.born_as,
+            state=self.births.popleft() if self.births else "RUNNING",
             data={
                 "gpu": {"id": card.id, "count": count},
                 "cloud": tier,
@@ -210,13 +214,16 @@ class RunpodEmulator(SpecChecked):
             },
         )
         self.begin(row)
-        if self.born_as == "RUNNING":
+        if row.state == "RUNNING":
             self._start(row)
         return Reply(201, self._pod(row))
 
     def _start(self, row: Row) -> None:
         """Run the container: its sshd, and the boot script of its command line."""
         env = {**row.data["env"], "RUNPOD_POD_ID": row.id, "RUNPOD_API_KEY": row.data["key"]}
+        if self.tools is not None:
+            programs = f"{Path(sys.executable).parent}:/usr/sbin:/usr/bin:/sbin:/bin"
+            env["PATH"] = f"{self.tools}:{programs}"
         boot = boot_script_of(row.data["args"]) if row.data["args"] else ""
         self.back(row, public_key=env["PUBLIC_KEY"], boot_script=boot, environment=env)
 

@@ -42,7 +42,13 @@ _VERDICTS = (
     Verdict(AuthenticationFailed, status=401, hint="check RUNPOD_API_KEY"),
     Verdict(OutOfBalance, status=402, hint="add credit at console.runpod.io"),
     Verdict(AuthenticationFailed, status=403, hint="give the API key access to pods"),
-    Verdict(UnexpectedAnswer, status=410, scope=Scope.CLOUD, hint="the API has moved: update gpu-flows"),
+    Verdict(
+        UnexpectedAnswer,
+        status=410,
+        scope=Scope.CLOUD,
+        ambiguous=False,
+        hint="this version of the API is gone: update gpu-flows",
+    ),
     Verdict(RequestRefused, status=422),
 )
 _CREATE_VERDICTS = (

@@ -120,8 +120,11 @@ def rows_of(body: Any) -> list[Mapping[str, Any]]:
         UnexpectedAnswer: When it is not one (C05): it must not be taken for an empty one.
     """
     rows = body.get("pods") if isinstance(body, dict) else None
+    if rows is None:
+        raise UnexpectedAnswer(f"runpod answered GET /v2/pods with no listing of pods: {str(body)[:200]}")
+    # What is shown of a pod could be somebody's secret: its environment is part of the answer.
     if not isinstance(rows, list) or not all(isinstance(row, dict) and _named(row) for row in rows):
-        raise UnexpectedAnswer("runpod's listing of pods is not one", answer=str(body)[:200])
+        raise UnexpectedAnswer("runpod answered GET /v2/pods with something among the pods that is none")
     return rows
 
 
@@ -158,7 +161,6 @@ def box_of(row: Any, account: str) -> Box:
         raise UnexpectedAnswer(
             f"runpod answered with no pod: {type(error).__name__}: {error}",
             box_ids=[row["id"]] if isinstance(row, dict) and _named(row) else (),
-            answer=str(row)[:200],
         ) from error
 
 
