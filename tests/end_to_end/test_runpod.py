@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from gpu_flows import Following, Installation, RunReport, run
+from gpu_flows.clouds import open_cloud
+from gpu_flows.clouds.base import BoxSpec
+from gpu_flows.gpus.request import GpuRequest
+from gpu_flows.leases.deadman import boot_script
+from gpu_flows.offers import OfferQuery
+from tests.clouds.ssh_client import PUBLIC_KEY
 from tests.emulators.http import instead
 from tests.emulators.runpod import KEY, NO_INSTANCES, RunpodEmulator, problem
 from tests.end_to_end.conftest import Machine, until
@@ -59,7 +67,7 @@ def test_a_run_rents_trains_and_gives_back(
     lines: list[str] = []
     report = rent_and_train(emulator, code, lines, launcher="command")
     assert report.ok, report.sentence
-    assert lines == ["training on 2 cards"]
+    assert lines[-1] == "training on 2 cards"
     assert [attempt.code for attempt in report.attempts] == ["CAPACITY_UNAVAILABLE", "OK"]
     assert report.left == []
     (row,) = [row for row in emulator.book.values() if not row.foreign]
@@ -67,6 +75,30 @@ def test_a_run_rents_trains_and_gives_back(
     assert theirs.ended_at is None
     told = repr([(request.path, request.query, request.body) for request in emulator.requests])
     assert KEY not in told + str(report) + "".join(lines)
-    assert KEY not in "".join(
-        path.read_text("utf-8", "replace") for path in machine.home.rglob("*.*") if path.is_file()
+    stored = [path.read_bytes() for path in machine.home.rglob("*") if path.is_file()]
+    assert not any(KEY.encode() in data for data in stored)
+
+
+def test_a_box_that_nobody_looks_after_ends_itself_at_its_deadline(emulator: RunpodEmulator) -> None:
+    """What holds when the owner died in the moment of the create: the dead-man came along with it."""
+    cloud = open_cloud("runpod", api_key=KEY, base_url=emulator.url)
+    offer = cloud.offers(OfferQuery(request=GpuRequest.parse("A6000:2")))[0]
+    deadline = datetime.now(UTC) + timedelta(seconds=2)
+    wanted = BoxSpec(
+        name="gf1-team1-leaseaaaaaaa-00-t4lw5c0-00000000-t4m7nc0",
+        nonce="00000000",
+        owner='["cli","nobody"]',
+        ssh_public_key=PUBLIC_KEY,
+        deadline=deadline,
     )
+    end = cloud.self_destruct(wanted)
+    assert end is not None
+    boot = boot_script(deadline, end, length_s=2, tick_s=0.2, retry_s=1)
+    # The API refuses at first, by curl and by Python: the dead-man asks again.
+    busy = instead(500, problem(500, "try again").body)
+    emulator.fault("action", busy, busy)
+    cloud.create(offer, replace(wanted, boot_script=boot))
+    until(lambda: not emulator.live(), "the box has ended itself")
+    assert datetime.now(UTC) >= deadline.replace(microsecond=0)
+    assert emulator.calls["delete"] == 0
+    assert emulator.calls["action"] == 3
