@@ -45,7 +45,8 @@ def ask(
         gpu: Vast.ai's name of the card.
         count: How many.
         gpu_ram: Memory of each in MiB.
-        **changes: Any other field; ``once`` makes it vanish when it is taken.
+        **changes: Any other field; ``once`` makes it vanish when it is taken, ``breaks`` is what an instance says
+            that never starts.
     """
     return {
         "id": number,
@@ -72,10 +73,12 @@ def ask(
         "verified": True,
         "rentable": True,
         "rented": False,
+        "external": False,
         "direct_port_count": 42,
         "geolocation": "California, US",
         "duration": 2_592_000.0,
         "once": False,
+        "breaks": None,
         **changes,
     }
 
@@ -94,6 +97,7 @@ class VastaiEmulator(SpecChecked, HttpEmulator):
         page_boxes: Instances on a page of the listing.
         auth_status: The status of an answer to a wrong key: often 404.
         shows_direct_ports: Whether hosts map port 22 to a port of their own.
+        image_environment: What the image sets for process 1.
     """
 
     spec_file = "vastai.yaml"
@@ -127,6 +131,7 @@ class VastaiEmulator(SpecChecked, HttpEmulator):
         self.page_boxes = 25
         self.auth_status = 404
         self.shows_direct_ports = True
+        self.image_environment: dict[str, str] = {}
         self._contracts = itertools.count(7_000_001)
         self._searches: deque[float] = deque()
         instance = r"/api/v0/instances/(?P<id>\d+)/?"
@@ -174,7 +179,11 @@ class VastaiEmulator(SpecChecked, HttpEmulator):
         shown = rows[: min(limit, PAGE_ROWS)]
         return Reply(
             200,
-            {"offers": [{k: v for k, v in row.items() if k not in ("once", "verified")} for row in shown]},
+            {
+                "offers": [
+                    {k: v for k, v in row.items() if k not in ("once", "breaks", "verified")} for row in shown
+                ]
+            },
         )
 
     @staticmethod
@@ -247,7 +256,7 @@ class VastaiEmulator(SpecChecked, HttpEmulator):
             "cur_state": status or "running",
             "next_state": status or "running",
             "actual_status": status,
-            "status_msg": None,
+            "status_msg": found["breaks"],
             "looks": 0,
         }
         return self.begin(
@@ -311,7 +320,7 @@ class VastaiEmulator(SpecChecked, HttpEmulator):
             and "looks" in data
         ):
             data["looks"] += 1
-            ready = data["looks"] > self.looks_until_running and backed
+            ready = data["looks"] > self.looks_until_running and backed and not data["status_msg"]
             data["actual_status"] = "running" if ready else "loading"
         running = data.get("actual_status") == "running"
         ports = {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(endpoint.port)}]}
@@ -344,7 +353,12 @@ class VastaiEmulator(SpecChecked, HttpEmulator):
     def environment(self, row: Row) -> dict[str, str]:
         """Return the environment of process 1 of an instance."""
         asked = {name: value for name, value in row.data["extra_env"] if not name.startswith("-")}
-        return {**asked, "CONTAINER_ID": row.id, "CONTAINER_API_KEY": row.data["instance_api_key"]}
+        return {
+            **self.image_environment,
+            **asked,
+            "CONTAINER_ID": row.id,
+            "CONTAINER_API_KEY": row.data["instance_api_key"],
+        }
 
     def host_key(self, contract: str) -> str:
         """Return the host key of the real box behind an instance."""

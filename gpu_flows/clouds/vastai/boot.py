@@ -40,7 +40,7 @@ def onstart(public_key: str, boot_script: str) -> str:
         'touch "$h/.no_auto_tmux"',
         f"k={shlex.quote(key)}",
         'while :; do grep -qxF "$k" "$h/.ssh/authorized_keys" || printf \'\\n%s\\n\' "$k" >>"$h/.ssh/authorized_keys"',
-        "sleep 20; done </dev/null >/dev/null 2>&1 &",
+        "sleep 5; done </dev/null >/dev/null 2>&1 &",
         ")",
     ]
     text = "\n".join(lines) + "\n" + boot_script

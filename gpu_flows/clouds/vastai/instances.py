@@ -92,17 +92,23 @@ def _state(row: Mapping[str, Any]) -> tuple[BoxState, str]:
 
 
 def _direct(row: Mapping[str, Any]) -> SshEndpoint | None:
-    """Return the address of the host itself, where it lets one in; the address comes with blanks around it."""
-    address = str(row.get("public_ipaddr") or "").strip()
+    """Return the address of the host itself, where it lets one in."""
     ports = row.get("ports")
     mapped = ports.get("22/tcp") if isinstance(ports, dict) else None
-    port = mapped[0].get("HostPort") if isinstance(mapped, list) and mapped else None
-    return SshEndpoint(address, int(port), "root") if address and port else None
+    first = mapped[0] if isinstance(mapped, list) and mapped else None
+    return _endpoint(row.get("public_ipaddr"), first.get("HostPort") if isinstance(first, dict) else None)
 
 
 def _proxy(row: Mapping[str, Any]) -> SshEndpoint | None:
-    host, port = str(row.get("ssh_host") or "").strip(), row.get("ssh_port")
-    return SshEndpoint(host, int(port), "root") if host and port else None
+    return _endpoint(row.get("ssh_host"), row.get("ssh_port"))
+
+
+def _endpoint(address: Any, port: Any) -> SshEndpoint | None:
+    host, number = (
+        str(address or "").strip(),
+        str(port or "").strip(),
+    )  # addresses come with blanks around them
+    return SshEndpoint(host, int(number), "root") if host and number.isdecimal() else None
 
 
 def _gpu(row: Mapping[str, Any], catalog: Catalog) -> str | None:

@@ -84,6 +84,7 @@ class Search:
             "cpu_arch": {"in": sorted({_architecture(name) for name in self.names})},
             "rentable": {"eq": True},
             "rented": {"eq": False},
+            "external": {"eq": False},
             "direct_port_count": {"gte": self.standards.direct_ports},
             "reliability": {"gte": self.standards.reliability},
         }
