@@ -27,6 +27,7 @@ from gpu_flows.leases.ending import cloud_now, end_box
 from gpu_flows.leases.journal import Journal, JournalUnwritable
 from gpu_flows.leases.lease import BoxName, Lease, LeasedBox, deadline_of, new_nonce
 from gpu_flows.leases.shield import shielded
+from gpu_flows.leases.suspects import described, suspected_boxes, unnamed_boxes
 from gpu_flows.offers import Offer
 from gpu_flows.progress import Listener, Progress
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 _END_TIMEOUT_S = 180.0
 _REPEATS_OF_AN_IDEMPOTENT_CREATE = 2
 _FIRST_LOOK_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_LOOK_AT_THEM = (
+    "delete those that are nobody's, describe those that are somebody's, and tear the owner's lease down"
+)
 
 
 class Renting:
@@ -144,8 +148,10 @@ class Renting:
         return name, replace(spec, boot_script=boot)
 
     def _intend(self, cloud: Cloud, spec: BoxSpec) -> None:
+        # Where a box is born without a name, only what was there before tells which one may be ours.
+        before = {} if cloud.capabilities.names_at_create else {"unnamed": unnamed_boxes(cloud)}
         try:
-            self._journal.record(events.INTENT, cloud=ref_of(cloud), name=spec.name)
+            self._journal.record(events.INTENT, cloud=ref_of(cloud), name=spec.name, **before)
         except JournalUnwritable as error:
             if not cloud.capabilities.names_at_create:
                 raise NotOffered(
@@ -202,7 +208,11 @@ class Renting:
                 name=spec.name,
                 state=BoxState.STARTING,
                 usd_per_hour=offer.usd_per_hour,
+                created_at=name.created,
+                details={"billing_step_s": offer.billing_step_s, "minimum_minutes": offer.minimum_minutes},
             )
+            # Known by its id, a later teardown ends it where we cannot.
+            self._note(events.CREATED, cloud=ref_of(cloud), name=spec.name, id=box_id, box=suspect.to_json())
             self._end(cloud, suspect)
         if error.ambiguous and cloud.capabilities.idempotent_create:
             for _ in range(_REPEATS_OF_AN_IDEMPOTENT_CREATE):
@@ -228,6 +238,7 @@ class Renting:
             last_look = self._clock.monotonic() >= until
             try:
                 found = [box for box in cloud.find(spec.name) if box.name == spec.name]
+                suspects = suspected_boxes(cloud, self._journal) if last_look and not found else []
             except CloudError as unlisted:
                 if last_look:
                     raise SuspectedLeak(
@@ -242,6 +253,11 @@ class Renting:
                     self._end(cloud, twin)
                 if live:
                     return live[0]
+                if suspects:
+                    raise SuspectedLeak(
+                        f"the create call to {ref_of(cloud)} failed ({error}), and {described(cloud, suspects)}",
+                        hint=_LOOK_AT_THEM,
+                    ) from error
                 if last_look:
                     return None
             left_s = until - self._clock.monotonic()

@@ -16,10 +16,13 @@ from gpu_flows.leases.ending import POLL_S, EndedBox, NotProvenGone, cloud_now, 
 from gpu_flows.leases.journal import Journal
 from gpu_flows.leases.lease import Owner, boxes_of, lease_id, lease_prefix
 from gpu_flows.leases.parallel import in_parallel
+from gpu_flows.leases.suspects import described, settle, suspected_boxes
 from gpu_flows.progress import Listener, ignore
 
 CREATED_AFTER_TOLERANCE = timedelta(seconds=2)
 """Names carry whole seconds, and two machines of one installation do not agree to the second."""
+
+_LOOK_AT_THEM = "look at them, and delete or describe them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +173,7 @@ def _clear_cloud(
     while True:
         try:
             listed = cloud.find(lease_prefix(namespace, lease))
+            suspects = suspected_boxes(cloud, journal)
         except CloudError as error:
             if isinstance(error, AuthenticationFailed) or clock.monotonic() >= until:
                 cleared.unlisted = str(error)
@@ -182,6 +186,9 @@ def _clear_cloud(
         # Another machine's create was old enough to be listed, if a box of it has been.
         quiet_until = open_until if cleared.ended else max(open_until, elsewhere_until)
         if not found and clock.monotonic() >= quiet_until:
+            cleared.left = [f"{described(cloud, suspects)}; {_LOOK_AT_THEM}"] if suspects else []
+            if not suspects:
+                settle(cloud, journal)
             return cleared
         cleared.left = []
         left_s = max(0.0, until - clock.monotonic())
@@ -201,6 +208,11 @@ def _clear_cloud(
                 # A listing that lags behind may show a box once more that was already proven gone.
                 cleared.ended += [outcome] if outcome.id not in gone else []
         if clock.monotonic() >= until:
+            if not found:
+                unlisted_s = quiet_until - clock.monotonic()
+                cleared.left = [
+                    f"{ref_of(cloud)} may list a box of a late create for {unlisted_s:.0f} s more"
+                ]
             return cleared
         clock.sleep(min(POLL_S, max(0.05, quiet_until - clock.monotonic())) if not found else 0.0)
 

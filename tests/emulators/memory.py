@@ -41,7 +41,7 @@ class Faults:
 
     create: deque[str] = field(default_factory=deque)
     """ok, no_capacity, unreachable_before, unreachable_after, nonsense_after, crash_after, id_in_error,
-    dearer, late_capacity, no_address, twice, denied, fewer_gpus"""
+    dearer, late_capacity, no_address, twice, denied, fewer_gpus, unnamed_after, unnameable"""
     find: deque[str] = field(default_factory=deque)
     """ok, unexpected, unreachable, denied"""
     describe: deque[str] = field(default_factory=deque)
@@ -148,6 +148,10 @@ class MemoryCloud:
                     raise KeyError("podId")
                 case "id_in_error":
                     raise CapacityUnavailable("bid too low", box_ids=[box.id])
+                case "unnamed_after":
+                    raise CloudUnreachable("timed out before the box had its name")
+                case "unnameable":
+                    raise UnexpectedAnswer("no name", ambiguous=False, box_ids=[box.id])
             if self.after_create:
                 self.after_create(box)
             return box
@@ -210,7 +214,7 @@ class MemoryCloud:
             account=self.account,
             region=offer.region,
             id=f"{self.name}-{next(self._ids)}",
-            name=spec.name,
+            name="" if fault.startswith("unname") else spec.name,
             state=state,
             state_reason="insufficient capacity" if fault == "late_capacity" else "",
             usd_per_hour=offer.usd_per_hour * (2 if fault == "dearer" else 1),
