@@ -235,7 +235,7 @@ class CloudContract:
         if not cloud.capabilities.idempotent_create:
             pytest.skip("this cloud has no idempotent create, and declares it")
         spec = self.spec()
-        box = rent(spec.name, nonce=spec.nonce)
+        box = rent(spec.name, nonce=spec.nonce, deadline=spec.deadline)
         assert cloud.create(offer, spec).id == box.id
         assert self.ids(cloud) == [box.id]
 

@@ -69,6 +69,7 @@ def box_of(
     tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags") or []}
     gpu, _, count = tags.get(GPU_TAG, "").rpartition(":")
     address = instance.get("PrivateIpAddress" if private else "PublicIpAddress")
+    launched = instance.get("LaunchTime")
     endpoint = None
     if address and state.may_serve:
         endpoint = SshEndpoint(address, ssh_port, username, proxy=proxy)
@@ -89,7 +90,7 @@ def box_of(
         gpu=gpu or None,
         gpu_count=int(count) if count.isdigit() else 0,
         spot=instance.get("InstanceLifecycle") == "spot",
-        created_at=instance.get("LaunchTime"),
+        created_at=launched.astimezone(UTC) if launched else None,
         ended_at=_ended_at(instance) if state is BoxState.GONE else None,
         details={key: value for key, value in details.items() if value},
     )

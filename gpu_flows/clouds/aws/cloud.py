@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_flows.clock import SYSTEM_CLOCK, Clock
+from gpu_flows.clouds._credentials import previous_secret, secret_from_environment
 from gpu_flows.clouds.aws.answers import BILLING, box_of, state_of
 from gpu_flows.clouds.aws.api import AwsApi
 from gpu_flows.clouds.aws.images import Images
@@ -35,14 +36,14 @@ _INSTANCE_ID = re.compile(r"i-[0-9a-f]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 _YOUNG_S = 120.0
 """So long after its create a box that AWS does not know may just not have come round yet."""
-_PREVIOUS_SECRET = "AWS_SECRET_ACCESS_KEY_PREVIOUS"  # noqa: S105 - the name of a variable
 
 
 class AwsCloud:
     """Boxes of Amazon EC2.
 
     Args:
-        account: ``default`` for boto3's own chain of credentials; any other name is a profile of it.
+        account: ``default`` for boto3's own chain of credentials; any other name is that of a profile, unless
+            the environment has keys for it (``AWS_ACCESS_KEY_ID__TEAM_A``).
         profile: A profile by another name than the account's.
         access_key_id: Explicit credentials, before the chain.
         secret_access_key: Goes with it.
@@ -103,6 +104,10 @@ class AwsCloud:
         self._private = private_address
         self._proxy = _proxy(ssh_proxy)
         self._asked_to_end: set[str] = set()
+        if account != "default" and not (profile or access_key_id):
+            told = partial(secret_from_environment, account=account)
+            access_key_id, secret_access_key = told("AWS_ACCESS_KEY_ID"), told("AWS_SECRET_ACCESS_KEY")
+            session_token = told("AWS_SESSION_TOKEN")
         named = profile or (None if account == "default" or access_key_id else account)
         self._api = AwsApi(
             profile=named,
@@ -205,7 +210,7 @@ class AwsCloud:
         secret = self._api.static_secret()
         if secret is None:
             return ()
-        previous = os.environ.get(_variable(_PREVIOUS_SECRET, self.account))
+        previous = previous_secret("AWS_SECRET_ACCESS_KEY", account=self.account)
         return tuple(value.encode() for value in (secret, previous) if value)
 
     def console_url(self, box: Box) -> str | None:
@@ -307,8 +312,3 @@ def _proxy(told: str | Mapping[str, Any] | None) -> SshEndpoint | None:
     user, _, address = told.rpartition("@")
     host, _, port = address.partition(":")
     return SshEndpoint(host, int(port or 22), user or "ubuntu")
-
-
-def _variable(name: str, account: str) -> str:
-    """Return the name of an environment variable for an account."""
-    return name if account == "default" else f"{name}__{re.sub(r'[^A-Za-z0-9]', '_', account).upper()}"
