@@ -321,6 +321,8 @@ class _Server(ThreadingHTTPServer):
 def _handler(emulator: HttpEmulator) -> type[BaseHTTPRequestHandler]:
     class Handle(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Head and body go out in two writes: the second would wait 40 ms for the first one's acknowledgement.
+        disable_nagle_algorithm = True
 
         def _serve(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
