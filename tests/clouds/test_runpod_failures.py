@@ -402,6 +402,16 @@ def test_a_pod_in_another_data_centre_than_was_asked_for_is_destroyed(
     assert [row.deletes for row in emulator.book.values()] == [1]
 
 
+def test_a_pod_in_another_data_centre_is_as_good_where_no_region_was_asked_for(
+    emulator: RunpodEmulator, cloud: Cloud
+) -> None:
+    offer = next(offer for offer in offers(cloud) if offer.region == "EU-RO-1")
+    emulator.changes = {"dataCenterId": "US-KS-2"}
+    box = cloud.create(offer, spec())
+    assert box.region == "US-KS-2"
+    cloud.destroy(box)
+
+
 @pytest.mark.parametrize("deletes", [[says(500, "try again")] * 3, [hang_up] * 2, [instead(204)]])
 def test_a_delete_that_fails_or_does_nothing_is_repeated_until_the_pod_is_gone(
     emulator: RunpodEmulator, cloud: Cloud, desk: Desk, deletes: list[Fault]

@@ -51,8 +51,7 @@ _STATES = {
 def create_request(offer: Offer, spec: BoxSpec) -> dict[str, Any]:
     """Return the body of a create call.
 
-    The tier is pinned: it decides the price (C19). ``dataCenterIds`` is a preference to RunPod, so the answer is
-    compared with it.
+    The tier is pinned: it decides the price (C19). ``dataCenterIds`` is a preference to RunPod, see `differs`.
 
     Args:
         offer: One of RunPod's.
@@ -165,7 +164,7 @@ def box_of(row: Any, account: str) -> Box:
 
 
 def differs(box: Box, offer: Offer) -> str | None:
-    """Return what a pod was not made as, or None: a tier is a price, and a data centre a country."""
+    """Return what a pod was not made as, or None: a tier is a price, and a data centre may be the law."""
     asked = {"tier": offer.details["tier"], "gpu": offer.details["gpu"]}
     found = [
         f"{what} {box.details[what]} and not {wanted}"
@@ -174,7 +173,7 @@ def differs(box: Box, offer: Offer) -> str | None:
     ]
     if box.gpu_count != offer.gpu_count:
         found.append(f"{box.gpu_count} GPUs and not {offer.gpu_count}")
-    if offer.region and box.region and box.region != offer.region:
+    if offer.details["region_is_law"] and box.region not in ("", offer.region):
         found.append(f"data centre {box.region} and not {offer.region}")
     return ", ".join(found) or None
 

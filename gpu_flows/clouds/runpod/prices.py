@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpu_flows.clouds.errors import UnexpectedAnswer
@@ -51,32 +51,27 @@ def offers_of(body: Any, query: OfferQuery, *, account: str, count: int, tier: s
     Raises:
         UnexpectedAnswer: When it is no catalog.
     """
-    alternatives = [each for each in wanted_by(query) if each.count == count]
+    asked = [each for each in wanted_by(query) if each.count == count]
+    # Upgrades too: whether there is a cap for them is not known here.
+    variants = frozenset().union(*(each.variants(price_capped=True) for each in asked))
+    raw = {key(each.name) for each in asked if each.kind is Kind.RAW}
     try:
         for row in body["gpus"]:
-            if _is_wanted(row["id"], alternatives):
-                yield from _offers(row, query.disk_gb or DEFAULT_DISK_GB, account, count, tier)
+            variant = from_cloud_id(CLOUD, row["id"])
+            if key(row["id"]) in raw or (variant is not None and variant.name in variants):
+                yield from _offers(row, query, account, count, tier)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnexpectedAnswer(
             f"runpod's catalog is not as published: {type(error).__name__}: {error}"
         ) from error
 
 
-def _is_wanted(gpu: str, alternatives: Sequence[GpuAlternative]) -> bool:
-    variant = from_cloud_id(CLOUD, gpu)
-    for each in alternatives:
-        if each.kind is Kind.RAW:
-            if key(each.name) == key(gpu):
-                return True
-        # Upgrades too: whether there is a cap for them is not known here.
-        elif variant is not None and variant.name in each.variants(price_capped=True):
-            return True
-    return False
-
-
-def _offers(row: Mapping[str, Any], disk_gb: int, account: str, count: int, tier: str) -> Iterator[Offer]:
+def _offers(
+    row: Mapping[str, Any], query: OfferQuery, account: str, count: int, tier: str
+) -> Iterator[Offer]:
     if not row[tier.lower()]:
         return
+    disk_gb = query.disk_gb or DEFAULT_DISK_GB
     gpu, memory_mib = str(row["id"]), int(row["memory"]) * 1024
     variant = from_cloud_id(CLOUD, gpu, memory_mib)
     per_gpu, most = float(row["price"][tier.lower()]), int(row["maxCount"][tier.lower()])
@@ -105,5 +100,6 @@ def _offers(row: Mapping[str, Any], disk_gb: int, account: str, count: int, tier
             stock=0 if level == "NONE" else None,
             stock_level=level,
             unavailable=unavailable,
-            details={"gpu": gpu, "tier": tier, "disk_gb": disk_gb},
+            # RunPod takes a data centre for a preference: only where the user named regions it is a condition.
+            details={"gpu": gpu, "tier": tier, "region_is_law": bool(query.regions)},
         )
