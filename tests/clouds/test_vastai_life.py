@@ -6,24 +6,28 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpu_flows import Installation, RunReport, run
 from gpu_flows.clouds.base import Box, BoxState
 from gpu_flows.clouds.vastai import VastaiCloud
 from gpu_flows.clouds.vastai.boot import self_destruct
 from gpu_flows.gpus.request import GpuRequest
+from gpu_flows.leases.blocked import BlockedScopes
 from gpu_flows.leases.deadman import boot_script
-from gpu_flows.offers import OfferQuery, Spot
+from gpu_flows.offers import OfferQuery
+from gpu_flows.settings import Settings
 from tests.clouds.contract import until
 from tests.clouds.ssh_client import run as run_over_ssh
 from tests.clouds.test_vastai_failures import KEY, spec
 from tests.emulators.cards import environment_with
-from tests.emulators.http import instead
+from tests.emulators.http import Reply, hang_up_after, instead
 from tests.emulators.vastai import VastaiEmulator, ask
 
 QUERY = OfferQuery(request=GpuRequest.parse("H100:8"))
@@ -210,36 +214,49 @@ def test_the_sdk_takes_the_emulators_refusals_for_what_they_are(emulator: Vastai
 # All of it
 
 
-def test_a_whole_run_rents_trains_and_gives_back(
-    emulator: VastaiEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from gpu_flows import Installation, run
-    from gpu_flows.settings import Settings
-
+@pytest.fixture
+def here(emulator: VastaiEmulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installation]:
+    """An installation that rents from the emulator, on whose boxes eight H100 are seen."""
     monkeypatch.setenv("GPU_FLOWS_HOME", str(tmp_path / "home"))
     emulator.image_environment = environment_with(tmp_path / "cards", "nvidia_h100", 8)
-    broken = ask(2, dph_base=11.0, breaks="Error response from daemon: OCI runtime create failed")
-    emulator.asks = [ask(1, dph_base=10.0), broken, ask(3, dph_base=12.0)]
-    # The cheapest has been taken meanwhile, the next one fails after it was accepted (C13).
-    emulator.fault("create", instead(410, {"success": False, "error": "no_such_ask", "msg": "gone"}))
-    code = tmp_path / "code"
-    code.mkdir()
-    (code / "train.sh").write_text("echo one step on $GPU_FLOWS_JOB_ID\n")
     settings = Settings(namespace="vasttest", state=tmp_path / "home")
     options = {"vastai": {"api_key": KEY, "base_url": emulator.url}}
-    with Installation(settings, cloud_options=options) as here:
-        report = run(
-            "train.sh",
-            gpus="H100:8",
-            clouds=["vastai"],
-            code=code,
-            spot=Spot.NEVER,
-            max_duration="10m",
-            installation=here,
-            name=["cli", "vast"],
-        )
+    with Installation(settings, cloud_options=options) as installation:
+        installation.blocked = BlockedScopes()
+        yield installation
+
+
+def run_one_step(here: Installation, folder: Path, **parameters: Any) -> RunReport:
+    code = folder / "code"
+    code.mkdir()
+    (code / "train.sh").write_text("echo one step on $GPU_FLOWS_JOB_ID\n")
+    return run(
+        "train.sh",
+        gpus="H100:8",
+        clouds=["vastai"],
+        code=code,
+        max_duration="10m",
+        installation=here,
+        name=["cli", "vast"],
+        **parameters,
+    )
+
+
+def codes(report: RunReport) -> list[str]:
+    return [attempt.code for attempt in report.attempts]
+
+
+def test_c13_a_whole_run_fails_over_trains_and_gives_back(
+    emulator: VastaiEmulator, here: Installation, tmp_path: Path
+) -> None:
+    broken = ask(2, dph_base=11.0, breaks="Error response from daemon: OCI runtime create failed")
+    emulator.asks = [ask(1, dph_base=10.0), broken, ask(3, dph_base=12.0)]
+    # The cheapest has been taken meanwhile, the next one fails after it was accepted.
+    emulator.fault("create", instead(410, {"success": False, "error": "no_such_ask", "msg": "gone"}))
+    report = run_one_step(here, tmp_path)
     assert report.ok, report.sentence
-    assert [attempt.code for attempt in report.attempts] == ["CAPACITY_UNAVAILABLE", "BOX_LOST", "OK"]
+    assert codes(report) == ["CAPACITY_UNAVAILABLE", "BOX_LOST", "OK"]
+    assert "OCI runtime create failed" in report.attempts[1].reason
     assert report.left == []
     assert not emulator.live()
     rows = list(emulator.book.values())
@@ -248,3 +265,46 @@ def test_a_whole_run_rents_trains_and_gives_back(
     assert {ended.id: ended.usd_per_hour for ended in report.ended} == {
         row.id: pytest.approx(row.usd_per_hour) for row in rows
     }
+
+
+def test_c11_a_whole_run_adopts_the_box_of_a_create_that_was_cut_off(
+    emulator: VastaiEmulator, here: Installation, tmp_path: Path
+) -> None:
+    emulator.fault("create", hang_up_after)
+    emulator.list_lag_polls = 1
+    theirs = emulator.foreign("gf1-vasttes")
+    report = run_one_step(here, tmp_path)
+    assert report.ok, report.sentence
+    assert codes(report) == ["OK"]
+    assert emulator.calls["create"] == 1
+    assert not emulator.live()
+    assert theirs.ended_at is None
+
+
+def test_c19_a_box_that_is_dearer_than_it_was_offered_goes_back(
+    emulator: VastaiEmulator, here: Installation, tmp_path: Path
+) -> None:
+    emulator.asks = [ask(1, dph_base=10.0), ask(2, dph_base=11.0)]
+
+    def dearer(operation: Callable[[], Reply]) -> Reply:
+        emulator.asks[0]["dph_base"] = 15.0
+        return operation()
+
+    emulator.fault("create", dearer)
+    report = run_one_step(here, tmp_path, price_cap=12.0)
+    assert report.ok, report.sentence
+    assert codes(report) == ["PRICE_TOO_HIGH", "OK"]
+    assert "15.0" in report.attempts[0].reason
+    assert not emulator.live()
+
+
+def test_c01_what_was_rented_goes_when_the_next_call_is_denied(
+    emulator: VastaiEmulator, here: Installation, tmp_path: Path
+) -> None:
+    emulator.fault("show", instead(404, {"success": False, "error": "auth_error", "msg": "denied"}))
+    report = run_one_step(here, tmp_path)
+    assert not report.ok
+    assert codes(report) == ["AUTHENTICATION_FAILED"]
+    assert "denied" in report.attempts[0].reason
+    assert emulator.calls["create"] == 1
+    assert not emulator.live()

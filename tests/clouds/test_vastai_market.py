@@ -312,11 +312,12 @@ def test_a_place_that_is_not_told_is_no_region() -> None:
 
 
 def test_what_nobody_offers_is_one_row_with_a_reason(cloud: VastaiCloud, emulator: VastaiEmulator) -> None:
-    wanted = query(["B200:8", "H100:8"])
+    wanted = query(["B200:8", "A100-80GB-PCIe:4", "H100:8"])
     offers = match(cloud.offers(wanted), wanted)
-    assert [(offer.gpu, offer.unavailable is None) for offer in offers] == [
-        ("B200", False),
-        ("H100-SXM", True),
+    assert [(offer.gpu, offer.gpu_count, offer.unavailable is None) for offer in offers] == [
+        ("B200", 8, False),
+        ("A100-80GB-PCIe", 4, False),
+        ("H100-SXM", 8, True),
     ]
     assert "nobody" in (offers[0].unavailable or "")
 

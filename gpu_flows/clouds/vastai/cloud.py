@@ -164,7 +164,6 @@ class VastaiCloud:
             gpu=offer.gpu,
             gpu_count=offer.gpu_count,
             spot=offer.spot,
-            created_at=None,
             details={"machine": offer.machine},
         )
 

@@ -264,7 +264,8 @@ def _obstacle(row: Mapping[str, Any], search: Search) -> str | None:
 
 def nothing_found(search: Search, account: str, catalog: Catalog) -> Offer:
     """Return the row for a shape that nobody on the market offers now."""
-    known = next(iter(catalog.called_by(CLOUD, search.names[0])), None)
+    called = catalog.called_by(CLOUD, search.names[0])
+    known = next((each for each in called if each.vram_gb * 1024 >= search.least_vram_mib), None)
     return Offer(
         cloud=CLOUD,
         account=account,
