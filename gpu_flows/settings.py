@@ -21,6 +21,7 @@ from gpu_flows.errors import SettingsError
 
 NAMESPACE = re.compile(r"[a-z0-9]{1,16}")
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """An installation's settings.

@@ -27,6 +27,7 @@ class Capabilities:
         cpu: Rents boxes without a GPU.
         native_timer: The cloud itself ends a box at a given time.
         self_destruct: A box can end its own billing with what it is given in the create call.
+        whole_machine: The box is a machine or a container of its own, so that halting it harms nobody else.
         names_at_create: The create call carries our name; False only where the API has no field for it.
         idempotent_create: Repeating a create with the same nonce yields the same box.
         namespace_required: Several installations may share the account, so a namespace must be set.
@@ -40,6 +41,7 @@ class Capabilities:
     cpu: bool = False
     native_timer: bool = False
     self_destruct: bool = True
+    whole_machine: bool = True
     names_at_create: bool = True
     idempotent_create: bool = False
     namespace_required: bool = True

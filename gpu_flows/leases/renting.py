@@ -23,6 +23,7 @@ from gpu_flows.clouds.errors import (
     UnexpectedAnswer,
 )
 from gpu_flows.leases import journal as events
+from gpu_flows.leases.deadman import HALT
 from gpu_flows.leases.ending import cloud_now, end_box
 from gpu_flows.leases.journal import Journal, JournalUnwritable
 from gpu_flows.leases.lease import BoxName, Lease, LeasedBox, deadline_of, new_nonce
@@ -144,7 +145,9 @@ class Renting:
         if self_destruct is None:
             return name, spec
         length_s = (name.deadline - now).total_seconds()
-        boot = self._boot_script(name.deadline, self_destruct, length_s=length_s)
+        # Where the cloud's API fails the dead-man for good, a halted machine at least works for nobody any more.
+        last_resort = HALT if cloud.capabilities.whole_machine else ""
+        boot = self._boot_script(name.deadline, self_destruct, length_s=length_s, last_resort=last_resort)
         return name, replace(spec, boot_script=boot)
 
     def _intend(self, cloud: Cloud, spec: BoxSpec) -> None:

@@ -65,7 +65,7 @@ class Desk:
             self.clouds,
             journal=self.journal(owner),
             public_key=lambda cloud: f"ssh-ed25519 AAAA {cloud.name}",
-            boot_script=lambda deadline, end, *, length_s: f"# until {deadline:%s}\n{end}",
+            boot_script=lambda deadline, end, **_: f"# until {deadline:%s}\n{end}",
             check=self.check,
             liveness=self,
             job_started=lambda box: box.id in self.started_jobs,

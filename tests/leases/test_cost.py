@@ -70,7 +70,13 @@ def test_c65_ages_and_costs_are_right_in_every_time_zone(zone: str, monkeypatch:
 
 @pytest.mark.parametrize(
     ("seconds", "step_s", "minimum_minutes", "usd"),
-    [(1, 1, 0, 1 / 3600), (1, 60, 0, 60 / 3600), (61, 60, 0, 120 / 3600), (1, 3600, 0, 1.0), (60, 1, 60, 1.0)],
+    [
+        (1, 1, 0, 1 / 3600),
+        (1, 60, 0, 60 / 3600),
+        (61, 60, 0, 120 / 3600),
+        (1, 3600, 0, 1.0),
+        (60, 1, 60, 1.0),
+    ],
 )
 def test_bills_are_rounded_up(seconds: float, step_s: int, minimum_minutes: int, usd: float) -> None:
     cost = cost_of(

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_flows.clouds.base import BoxState, Capabilities
 from gpu_flows.clouds.errors import BoxCheckFailed, BoxNotReady, Scope, SuspectedLeak
-from gpu_flows.leases.lease import BoxName, LeaseConflict, new_nonce
+from gpu_flows.leases.lease import BoxName, LeaseConflict, Owner, new_nonce
 from gpu_flows.leases.provision import OwnerEnded, ProvisionError
 from tests.leases.conftest import NAMESPACE, Desk
 
@@ -392,3 +392,20 @@ def test_an_interruption_during_the_create_keeps_the_record(desk: Desk) -> None:
         desk.provisioner().provision(desk.lease(), desk.terms([cloud.offer()]))
     assert len(cloud.live()) == 1
     assert [box.id for _, box in desk.journal().live_boxes()] == [cloud.live()[0].box.id]
+
+
+def test_a_halt_is_the_last_resort_of_a_machine_that_is_rented_whole_and_of_no_other(desk: Desk) -> None:
+    from gpu_flows.leases.deadman import HALT
+
+    resorts: dict[str, str] = {}
+    rented = desk.cloud("rented")
+    own = desk.cloud("own", capabilities=Capabilities(whole_machine=False))
+    for cloud in (rented, own):
+        desk.clouds[:] = [cloud]
+        owner = Owner(("cli", cloud.name))
+        provisioner = desk.provisioner(owner)
+        provisioner.renting._boot_script = lambda *_, last_resort, name=cloud.name, **__: resorts.setdefault(
+            name, last_resort
+        )
+        provisioner.provision(desk.lease(owner=owner), desk.terms([cloud.offer()]))
+    assert resorts == {"rented": HALT, "own": ""}

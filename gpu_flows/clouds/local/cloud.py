@@ -39,6 +39,7 @@ class LocalCloud:
     name = "local"
     capabilities = Capabilities(
         multi_node=True,
+        whole_machine=False,
         cpu=True,
         namespace_required=False,
         # Only where the maker is killed: then its box may be born a moment later.
