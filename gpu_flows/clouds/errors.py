@@ -133,9 +133,18 @@ class UnexpectedAnswer(CloudError):
 
 
 class PriceTooHigh(CloudError):
-    """The box that was given costs more than the cap."""
+    """The box that was given costs more than the cap.
+
+    Args:
+        message: As for every error.
+        usd_per_hour: What it costs, dollars per hour.
+    """
 
     code = "PRICE_TOO_HIGH"
+
+    def __init__(self, message: str, *, usd_per_hour: float) -> None:
+        super().__init__(message)
+        self.usd_per_hour = usd_per_hour
 
 
 class BoxLost(CloudError):

@@ -15,7 +15,14 @@ from typing import Any, Protocol
 
 from gpu_flows.clock import SYSTEM_CLOCK, Clock
 from gpu_flows.clouds.base import Box, Cloud, ref_of
-from gpu_flows.clouds.errors import CapacityUnavailable, CloudError, NotOffered, Scope, UnexpectedAnswer
+from gpu_flows.clouds.errors import (
+    CapacityUnavailable,
+    CloudError,
+    NotOffered,
+    PriceTooHigh,
+    Scope,
+    UnexpectedAnswer,
+)
 from gpu_flows.endpoint import SshEndpoint
 from gpu_flows.errors import GpuFlowsError
 from gpu_flows.leases.blocked import BlockedScopes
@@ -207,8 +214,10 @@ class Provisioner:
             if boxes is not None:
                 return lease.with_boxes(boxes), attempts
             left_s = until - self.clock.monotonic()
-            if left_s <= 0 or not _capacity_only(attempts):
+            if left_s <= 0 or not _waiting_helps(attempts):
                 raise _give_up(attempts)
+            # What was not even tried is judged anew in the next round.
+            attempts[:] = [attempt for attempt in attempts if attempt.tried]
             # Jitter: a fleet of waiting runs must not ask in step.
             wait_s = min(left_s, pause_s * random.uniform(0.7, 1.3))  # noqa: S311
             self._tell("capacity.waiting", f"nothing to rent now, asking again in {wait_s:.0f} s")
@@ -267,7 +276,9 @@ class Provisioner:
 
     def _ready_adopted(self, lease: Lease, terms: Terms, adopted: Sequence[LeasedBox]) -> Lease:
         self._tell("box.adopted", f"{lease.owner} holds its boxes already: using them")
-        ready = in_parallel([partial(self._make_ready, leased, terms) for leased in adopted])
+        ready = in_parallel(
+            [partial(self._make_ready, leased, terms) for leased in adopted], interruptible=True
+        )
         for outcome in ready:
             if isinstance(outcome, Exception):
                 raise outcome
@@ -276,7 +287,9 @@ class Provisioner:
     def _find(self, lease: Lease) -> tuple[list[tuple[str, BoxName, Box]], dict[str, str]]:
         from gpu_flows.leases.lease import boxes_of
 
-        outcomes = in_parallel([partial(cloud.find, lease.prefix) for cloud in self.clouds.values()])
+        outcomes = in_parallel(
+            [partial(cloud.find, lease.prefix) for cloud in self.clouds.values()], interruptible=True
+        )
         found: list[tuple[str, BoxName, Box]] = []
         unlisted: dict[str, str] = {}
         for ref, outcome in zip(self.clouds, outcomes, strict=True):
@@ -331,7 +344,7 @@ class Provisioner:
             try:
                 boxes = self._rent_gang(lease, offer, terms, created)
             except CloudError as error:
-                kept = self._discard(created)
+                kept = self._discard(_at_the_real_price(created, error))
                 attempts.append(
                     replace(
                         _attempt(offer, error.code, str(error)),
@@ -378,7 +391,9 @@ class Provisioner:
                 mine[node] = LeasedBox(node=node, box=box, created_at=name.created)
         ready: list[LeasedBox] = []
         failed: list[Exception] = []
-        for outcome in in_parallel([partial(self._make_ready, leased, terms) for leased in mine.values()]):
+        for outcome in in_parallel(
+            [partial(self._make_ready, leased, terms) for leased in mine.values()], interruptible=True
+        ):
             if isinstance(outcome, Exception):
                 failed.append(outcome)
             else:
@@ -465,6 +480,18 @@ def ref_of_box(box: Box) -> str:
     return box.cloud if box.account == "default" else f"{box.cloud}@{box.account}"
 
 
+def _at_the_real_price(created: Sequence[LeasedBox], error: CloudError) -> list[LeasedBox]:
+    """Return what was created, priced as the cloud now says: the bill has to hold the actual rate."""
+    if not isinstance(error, PriceTooHigh):
+        return list(created)
+    return [
+        replace(
+            item, box=replace(item.box, usd_per_hour=max(item.box.usd_per_hour or 0.0, error.usd_per_hour))
+        )
+        for item in created
+    ]
+
+
 def _label(offer: Offer) -> str:
     where = f" in {offer.zone or offer.region}" if offer.zone or offer.region else ""
     return f"{ref_of_offer(offer)} {offer.instance_type}{where}"
@@ -484,6 +511,11 @@ def _attempt(offer: Offer, code: str, reason: str) -> Attempt:
 
 def _capacity_only(attempts: Sequence[Attempt]) -> bool:
     return all(attempt.code in _CAPACITY_CODES for attempt in attempts)
+
+
+def _waiting_helps(attempts: Sequence[Attempt]) -> bool:
+    """Tell whether some cloud may have in a while what it has not now."""
+    return not attempts or any(attempt.code in _CAPACITY_CODES for attempt in attempts)
 
 
 _CAPACITY_CODES = {CapacityUnavailable.code, "BOX_NOT_READY", "BOX_LOST", "BOX_CHECK_FAILED", "RATE_LIMITED"}

@@ -88,8 +88,9 @@ def _still_good(cloud: Cloud, box: Box, price_cap: float | None) -> None:
     if not box.state.may_serve:
         reason = f": {box.state_reason}" if box.state_reason else ""
         raise BoxLost(f"{ref_of(cloud)} box {box.id} is {box.state} before it was ready{reason}")
-    if price_cap is not None and (box.usd_per_hour or 0.0) > price_cap * (1 + 1e-9):
+    price = box.usd_per_hour or 0.0
+    if price_cap is not None and price > price_cap * (1 + 1e-9):
         raise PriceTooHigh(
-            f"{ref_of(cloud)} box {box.id} costs {box.usd_per_hour:.2f} dollars per hour, above the cap of "
-            f"{price_cap:.2f}"
+            f"{ref_of(cloud)} box {box.id} costs {price:.2f} dollars per hour, above the cap of {price_cap:.2f}",
+            usd_per_hour=price,
         )

@@ -164,7 +164,7 @@ def survey(
     Returns:
         What was seen, and which clouds could not be asked.
     """
-    outcomes = in_parallel([partial(cloud.find, _SEARCH_PREFIX) for cloud in clouds])
+    outcomes = in_parallel([partial(cloud.find, _SEARCH_PREFIX) for cloud in clouds], interruptible=True)
     seen: list[Sighting] = []
     unknown: list[str] = []
     for cloud, outcome in zip(clouds, outcomes, strict=True):

@@ -101,7 +101,8 @@ class Renting:
         if cap is not None and price is not None and price > cap * (1 + 1e-9):
             raise PriceTooHigh(
                 f"the box costs {price:.2f} dollars per hour, was offered for {offer.usd_per_hour:.2f}, and "
-                f"the cap is {cap:.2f}"
+                f"the cap is {cap:.2f}",
+                usd_per_hour=price,
             )
         if leased.box.gpu_count and offer.gpu_count and leased.box.gpu_count < offer.gpu_count:
             raise UnexpectedAnswer(

@@ -7,10 +7,12 @@ thread of its own and waiting it out does.
 
 from __future__ import annotations
 
+import _thread
 import contextvars
-import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+from gpu_flows.leases.latch import Latch
 
 T = TypeVar("T")
 
@@ -32,25 +34,29 @@ def shielded(call: Callable[[], T]) -> T:
     context = contextvars.copy_context()
 
     def work() -> None:
-        if not outcome.begins():
+        if not outcome.claimed_by("call"):
             return
         try:
             outcome.result.append(context.run(call))
         except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
             outcome.failure = error
         finally:
-            outcome.ended.set()
+            outcome.ended.open()
 
     interruption: BaseException | None = None
+    # Two levels, since a second signal may come while the first one is being noted.
     try:
-        # A daemon: a user who has been told what is still alive may end the process with a third Ctrl-C.
-        threading.Thread(target=work, name="gpu-flows-shielded", daemon=True).start()
-    except BaseException as error:
-        # Whoever comes first decides: an interruption before the call has begun keeps it from beginning.
-        if outcome.begins():
-            raise
-        interruption = error
-    interruption = _wait_out(outcome.ended) or interruption
+        try:
+            # threading.Thread.start waits for an event, which a signal may break (see `Latch`). Like a daemon, this
+            # thread ends with the process: a user who was told what is still alive may press Ctrl-C a third time.
+            _thread.start_new_thread(work, ())
+            outcome.ended.wait()
+        except BaseException as error:  # noqa: BLE001 - raised below, once the call has ended
+            interruption = error
+            outcome.settle()
+    except BaseException as error:  # noqa: BLE001 - likewise
+        interruption = interruption or error
+        outcome.settle()
     if interruption is not None:
         raise interruption from outcome.failure
     if outcome.failure is not None:
@@ -64,25 +70,15 @@ class _Outcome(Generic[T]):
     def __init__(self) -> None:
         self.result: list[T] = []
         self.failure: BaseException | None = None
-        self.ended = threading.Event()
-        self._claim = threading.Lock()
+        self.ended = Latch()
+        self._claims: list[str] = []
 
-    def begins(self) -> bool:
-        """Claim the call; True for the first to ask."""
-        return self._claim.acquire(blocking=False)
+    def claimed_by(self, who: str) -> bool:
+        """Tell whether the call is in somebody's hands, who claims it if nobody has: whoever comes first decides."""
+        self._claims.append(who)
+        return self._claims[0] == who
 
-
-def _wait_out(ended: threading.Event) -> BaseException | None:
-    """Wait for the event whatever interrupts the waiting; return the first interruption."""
-    interruption: BaseException | None = None
-    while True:
-        try:
-            while True:
-                try:
-                    ended.wait()
-                except BaseException as error:  # noqa: BLE001 - returned
-                    interruption = interruption or error
-                else:
-                    return interruption
-        except BaseException as error:  # noqa: BLE001 - one that came while another one was being noted
-            interruption = interruption or error
+    def settle(self) -> None:
+        """Keep a call that has not begun from beginning; wait for the end of one that has."""
+        if not self.claimed_by("caller"):
+            self.ended.wait()

@@ -409,3 +409,34 @@ def test_a_halt_is_the_last_resort_of_a_machine_that_is_rented_whole_and_of_no_o
         )
         provisioner.provision(desk.lease(owner=owner), desk.terms([cloud.offer()]))
     assert resorts == {"rented": HALT, "own": ""}
+
+
+def test_c19_the_bill_of_a_box_that_was_too_dear_holds_its_actual_rate(desk: Desk) -> None:
+    from dataclasses import replace
+
+    from gpu_flows.leases.cost import cost_so_far
+
+    cloud = desk.cloud()
+
+    def dearer_when_it_runs(box: object) -> None:
+        for record in cloud.book.values():
+            record.box = replace(record.box, usd_per_hour=30.0)
+        desk.clock.advance(3600)
+
+    cloud.after_create = dearer_when_it_runs
+    with pytest.raises(ProvisionError) as caught:
+        desk.provisioner().provision(desk.lease(), desk.terms([cloud.offer()], price_cap=25))
+    assert caught.value.code == "PRICE_TOO_HIGH"
+    assert cost_so_far(desk.journal(), desk.clock.now()).usd == pytest.approx(30.0, rel=0.01)
+
+
+def test_one_clouds_wrong_key_does_not_keep_another_from_being_waited_for(desk: Desk) -> None:
+    bad, good = desk.cloud("bad"), desk.cloud("good")
+    bad.faults.create.append("denied")
+    good.faults.create.extend(["no_capacity", "ok"])
+    lease, attempts = desk.provisioner().provision(
+        desk.lease(), desk.terms([bad.offer(), good.offer()], wait_for_capacity=timedelta(minutes=30))
+    )
+    assert lease.boxes[0].box.cloud == "good"
+    assert [a.code for a in attempts if a.tried] == ["AUTHENTICATION_FAILED", "CAPACITY_UNAVAILABLE", "OK"]
+    assert bad.calls["create"] == 1, "a blocked cloud is not asked again before its block has expired"

@@ -75,17 +75,23 @@ for number in range(1500):
         time.sleep(0.0005)
         ended.append(1)
 
+    # Three levels for two signals: the harness itself must not fall to one.
     try:
         try:
-            signals_left = random.randint(1, 2)
-            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 0.0012), random.uniform(1e-5, 0.0004))
-            shielded(call)
+            try:
+                signals_left = random.randint(1, 2)
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 0.0012), random.uniform(1e-5, 0.0004))
+                shielded(call)
+            except Stop:
+                interrupted += 1
+            signals_left = 0
         except Stop:
-            interrupted += 1
+            pass
+        signals_left = 0
     except Stop:
-        interrupted += 1
-    torn = len(begun) != len(ended)
+        pass
     signals_left = 0
+    torn = len(begun) != len(ended)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if torn:
         sys.exit(f"round {number}: the call was torn in two")
