@@ -138,6 +138,12 @@ def environ(pid: int) -> bytes:
     return b""
 
 
+def cmdline(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 def with_variable(variable: str) -> list[int]:
     return [pid for pid in pids() if variable.encode() in environ(pid).split(b"\0")]
 

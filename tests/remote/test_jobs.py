@@ -23,6 +23,7 @@ from gpu_flows.remote.ssh import RemoteBox
 from tests.remote.shellbox import (
     SHELLS,
     ShellBox,
+    cmdline,
     connections_of,
     end,
     in_every_shell,
@@ -255,14 +256,26 @@ async def test_a_second_start_changes_nothing(box):
     assert (box.home / "ran").read_text() == "ran\n"
 
 
+@pytest.mark.parametrize("slowly", [False, True])
+async def test_started_at_once_from_many_places_it_runs_once(dash_box, monkeypatch, slowly):
+    if slowly:  # all of them have staged before the first one moves
+        real = jobs.script
+        slow = "  sleep 1\n  # Onto a folder"
+        monkeypatch.setattr(jobs, "script", lambda name: real(name).replace("  # Onto a folder", slow))
+    files = {"f": b"x" * 300_000}
+    await asyncio.gather(*(start(dash_box, "j", "echo ran >>ran; sleep 0.5", files=files) for _ in range(8)))
+    await ended(dash_box, "j")
+    assert (dash_box.home / "ran").read_text() == "ran\n"
+    assert not list(folder_of(dash_box, "j").parent.rglob(".stage.*"))
+
+
 @in_every_shell
-async def test_started_at_once_from_many_places_it_runs_once(box):
-    await asyncio.gather(
-        *(start(box, "j", "echo ran >>ran; sleep 0.5", files={"f": b"x" * 300_000}) for _ in range(8))
-    )
-    await ended(box, "j")
+async def test_a_second_runner_finds_the_lock_taken(box):
+    await start(box, "j", "echo ran >>ran; sleep 600")
+    await until((box.home / "ran").exists)
+    again = 'for n in 1 2 3; do sh "$1/.state/run.sh" "$1"; done'
+    await box.script(again, str(folder_of(box, "j")), timeout_s=20)
     assert (box.home / "ran").read_text() == "ran\n"
-    assert not list(folder_of(box, "j").parent.glob(".stage.*"))
 
 
 async def test_airflow_30198_bootstraps_killed_at_random_moments_run_exactly_once(dash_box):
@@ -324,27 +337,38 @@ async def test_c39_a_cancel_ends_the_whole_chain(box):
 
 
 ESCAPES = {
-    "setsid": "setsid sleep 600 & sleep 600",
-    "double fork": "(setsid sh -c 'sleep 600 & sleep 600' &) ; sleep 600",
-    "cleared environment": 'env -i "$(command -v setsid)" "$(command -v sleep)" 600 & sleep 600',
-    "leader dead": "(trap '' TERM; setsid sleep 600) & kill -KILL $$",
-    "ignores TERM": "trap '' TERM; while :; do sleep 1; done",
+    "setsid": "setsid {nap} & {nap}",
+    "double fork": "(setsid sh -c '{nap} & {nap}' &) ; {nap}",
+    "cleared environment": "env -i $(command -v setsid) {stubborn} & {nap}",
+    "leader dead": "(trap '' TERM; setsid {nap}) & kill -KILL $$",
+    "ignores TERM": "{stubborn}",
 }
 
 
 @pytest.mark.parametrize("command", ESCAPES.values(), ids=ESCAPES)
 @in_every_shell
 async def test_pytorch_110065_nobody_escapes_a_kill(box, command):
-    status = await start(box, "j", command)
-    await until(lambda: len(processes_of(box, "j")) >= 1)
+    # Told by what they run: with its environment a process loses every marker.
+    files = {
+        "nap.sh": b"while :; do sleep 1; done",
+        "stubborn.sh": b"trap '' TERM\nwhile :; do sleep 1; done",
+    }
+    run = f"{box.tools}/sh {folder_of(box, 'j')}"
+
+    def left() -> list[int]:
+        return [pid for pid in pids() if f"{folder_of(box, 'j')}/".encode() in cmdline(pid)]
+
+    await start(box, "j", command.format(nap=f"{run}/nap.sh", stubborn=f"{run}/stubborn.sh"), files=files)
+    await until(lambda: len(left()) > 1)  # more than the recorder
     await asyncio.sleep(0.2)
     assert await kill_job(box, "j", grace_s=1, timeout_s=30) == 0
-    status = await ended(box, "j")
-    assert status.state is JobState.EXITED
-    await until(lambda: box.processes() == [], 2)
+    assert (await ended(box, "j")).state is JobState.EXITED
+    await until(lambda: box.processes() == [] and left() == [], 2)
 
 
-async def test_the_grace_is_for_the_last_process_not_for_the_shell_around_it(dash_box):
+async def test_the_grace_is_for_the_last_process_not_for_the_shell_around_it(dash_box, monkeypatch):
+    real = jobs.script
+    monkeypatch.setattr(jobs, "script", lambda name: real(name).replace("grace=5", "grace=0"))
     # The shell dies of TERM at once, the rank saves for two seconds; the recorder must not cut that short.
     save = "import signal,sys,time;signal.signal(15,lambda *a:(time.sleep(2),open('saved','w').close(),sys.exit()));"
     save += "open('ready','w').close();time.sleep(600)"

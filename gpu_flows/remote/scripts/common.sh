@@ -125,9 +125,15 @@ members() { # FOLDER
 # processes cannot be killed (a driver that hangs), so the wait is bounded. Sets left to their number.
 sweep() { # FOLDER GRACE_S LIMIT_S
   now_s
-  begun=$now termed=' ' clean=0
+  begun=$now termed=' ' known='' clean=0
   while :; do
     pids=$(members "$1")
+    # Who was found once is not lost with the parent that gave it away.
+    for entry in $known; do
+      pid=${entry%.*}
+      case " $(echo $pids) " in *" $pid "*) continue ;; esac
+      ! is_alive "$pid" "${entry#*.}" || pids="$pids $pid"
+    done
     if [ -z "$pids" ]; then clean=$((clean + 1)); else clean=0; fi
     [ $clean -lt 2 ] || break
     now_s
@@ -135,7 +141,10 @@ sweep() { # FOLDER GRACE_S LIMIT_S
       [ -z "$pids" ] || kill -KILL $pids 2>/dev/null
     else
       for pid in $pids; do
-        case $termed in *" $pid "*) ;; *) kill -TERM "$pid" 2>/dev/null; termed="$termed$pid " ;; esac
+        case $termed in *" $pid "*) continue ;; esac
+        termed="$termed$pid "
+        look_at "$pid" && known="$known $pid.$started"
+        kill -TERM "$pid" 2>/dev/null
       done
     fi
     [ $((now - begun)) -lt "$3" ] || break
