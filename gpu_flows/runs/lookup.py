@@ -91,7 +91,9 @@ def find_lease(
         LeasedBox(node=name.node, box=box, offer=offers.get(box.id), created_at=name.created)
         for name, box in found
     ]
-    ready = in_parallel([partial(_ready, each, check, installation, timeout_s) for each in leased])
+    ready = in_parallel(
+        [partial(_ready, each, check, installation, timeout_s) for each in leased], interruptible=True
+    )
     for outcome in ready:
         if isinstance(outcome, Exception):
             raise outcome
@@ -104,7 +106,9 @@ def _listed(
     """Return the box of each node that serves, and the clouds that could not be asked."""
     lease = lease_id(who, namespace)
     clouds = here.clouds(refs)
-    outcomes = in_parallel([partial(cloud.find, lease_prefix(namespace, lease)) for cloud in clouds])
+    outcomes = in_parallel(
+        [partial(cloud.find, lease_prefix(namespace, lease)) for cloud in clouds], interruptible=True
+    )
     by_node: dict[int, tuple[BoxName, Box]] = {}
     unlisted: list[str] = []
     for cloud, outcome in zip(clouds, outcomes, strict=True):

@@ -87,7 +87,7 @@ def _needed_s(cloud: Cloud, rental: Rental) -> float:
 
 
 def _ask(clouds: Sequence[Cloud], rental: Rental) -> tuple[list[list[Offer]], dict[str, str]]:
-    outcomes = in_parallel([partial(cloud.offers, rental.query) for cloud in clouds])
+    outcomes = in_parallel([partial(cloud.offers, rental.query) for cloud in clouds], interruptible=True)
     found: list[list[Offer]] = []
     silent: dict[str, str] = {}
     for cloud, outcome in zip(clouds, outcomes, strict=True):
