@@ -10,7 +10,7 @@ import concurrent.futures
 import os
 import threading
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gpu_flows.errors import DeadlineExceeded
 
@@ -41,34 +41,51 @@ def blocking(coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         DeadlineExceeded: After `timeout_s`.
         RuntimeError: When called from a coroutine on the background loop, where it would wait for itself.
     """
-    try:
-        loop = _background_loop()
-        if _running_loop() is loop:
-            raise RuntimeError("blocking() was called on the background loop; await the coroutine instead")
-    except BaseException:
+    loop = _background_loop()
+    if _running_loop() is loop:
         coro.close()
-        raise
-    ended = threading.Event()
-    future = asyncio.run_coroutine_threadsafe(_announce_end(coro, ended), loop)
+        raise RuntimeError("blocking() was called on the background loop; await the coroutine instead")
+    call = _Call(coro)
+    future: concurrent.futures.Future[T] | None = None
     try:
+        future = asyncio.run_coroutine_threadsafe(call.run(), loop)
         return future.result(timeout_s)
-    except concurrent.futures.TimeoutError:
-        if future.done():  # the coroutine's own timeout, not ours
-            raise
-        future.cancel()
-        ended.wait(_CANCEL_GRACE_S)
-        raise DeadlineExceeded(f"gave up after {timeout_s:g} s") from None
-    except BaseException:
-        future.cancel()
-        ended.wait(_CANCEL_GRACE_S)
+    except BaseException as exc:
+        if future is not None and future.done():
+            raise  # its own error, not an end of our wait
+        loop.call_soon_threadsafe(call.cancel)
+        call.ended.wait(_CANCEL_GRACE_S)
+        if isinstance(exc, TimeoutError):
+            raise DeadlineExceeded(f"gave up after {timeout_s:g} s") from None
         raise
 
 
-async def _announce_end(coro: Coroutine[Any, Any, T], ended: threading.Event) -> T:
-    try:
-        return await coro
-    finally:
-        ended.set()
+class _Call(Generic[T]):
+    """A coroutine that can be cancelled from the moment it is handed over.
+
+    A signal may interrupt the caller at any point, even before it holds the future.
+    """
+
+    def __init__(self, coro: Coroutine[Any, Any, T]) -> None:
+        self._coro = coro
+        self._task: asyncio.Task[Any] | None = None
+        self._cancelled = False
+        self.ended = threading.Event()
+
+    async def run(self) -> T:
+        self._task = asyncio.current_task()
+        try:
+            if self._cancelled:
+                self._coro.close()
+                raise asyncio.CancelledError
+            return await self._coro
+        finally:
+            self.ended.set()
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._task is not None:
+            self._task.cancel()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
