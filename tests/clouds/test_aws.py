@@ -6,17 +6,15 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from gpu_flows.clouds import open_cloud
-from gpu_flows.clouds.aws import AwsCloud
 from gpu_flows.clouds.base import Box, BoxState, Cloud
 from gpu_flows.endpoint import SshEndpoint
+from tests.clouds.aws_account import opened, share_models
 from tests.clouds.contract import CloudContract, until
 from tests.clouds.ssh_client import PUBLIC_KEY, run
-from tests.emulators.aws import KEY_ID, SECRET, AwsEmulator, share_models
+from tests.emulators.aws import KEY_ID, SECRET, AwsEmulator
 from tests.emulators.http import HTML
 
 STATES = {
@@ -39,21 +37,6 @@ def emulator(tmp_path: Path) -> Iterator[AwsEmulator]:
     with AwsEmulator(tmp_path / "instances") as emulator:
         yield emulator
         until(lambda: not emulator.live(), f"nothing bills: {emulator.live()}")
-
-
-def opened(emulator: AwsEmulator, **options: Any) -> AwsCloud:
-    cloud = open_cloud(
-        "aws",
-        **{
-            "access_key_id": KEY_ID,
-            "secret_access_key": SECRET,
-            "base_url": emulator.url,
-            "ssh_port": emulator.ssh_port,
-            **options,
-        },
-    )
-    assert isinstance(cloud, AwsCloud)
-    return cloud
 
 
 class TestAwsCloud(CloudContract):

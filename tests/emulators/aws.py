@@ -35,20 +35,15 @@ IMAGE_PARAMETER = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-g
 IMAGE_NAME = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 20261120"
 GP3_USD_PER_GB_MONTH = 0.08
 
+CARDS = {"H100-SXM": ("NVIDIA H100 80GB HBM3", 81559), "T4": ("Tesla T4", 15360)}
+"""What nvidia-smi says of a card."""
+
 _ACCOUNT = "123456789012"
 _EC2 = "http://ec2.amazonaws.com/doc/2016-11-15"
 _CREDENTIAL = re.compile(r"Credential=(?P<key>[^/]+)/\d+/(?P<region>[^/]+)/(?P<service>[^/]+)/")
 _OFF = re.compile(r"/hypervisor/off/(i-[0-9a-f]+)")
 _moto_lock = threading.RLock()
 _application: Callable[..., Any] | None = None
-
-
-def share_models(patch: Any) -> None:
-    """Let every session of boto3 read the models of the services once: a second of processor time each."""
-    from botocore import loaders
-
-    shared = loaders.create_loader()
-    patch.setattr(loaders, "create_loader", lambda *_, **__: shared)
 
 
 def refuse(code: str, message: str = "no", status: int = 400) -> Fault:
@@ -101,6 +96,7 @@ class AwsEmulator(HttpEmulator):
         self.on_demand_usd: dict[str, dict[str, float]] = {}
         self.ssh_port = free_port()
         self.keys = {KEY_ID}
+        self.placement_groups: set[str] = set()
         self._shapes = known_shapes()
         self._tokens: dict[tuple[str, ...], tuple[str, str]] = {}
         self._images: dict[str, str] = {}
@@ -274,8 +270,11 @@ class AwsEmulator(HttpEmulator):
         self.instance(row.id).nics[0].public_ip = None
         config = json.loads(base64.b64decode(form["UserData"]).decode().removeprefix("#cloud-config\n"))
         (script,) = [each["content"] for each in config["write_files"] if each["path"] == BOOT_FILE]
+        shape = self._shapes[form["InstanceType"]]
+        name, mib = CARDS.get(shape.gpu, (f"NVIDIA {shape.gpu}", int(shape.vram_gb * 1024)))
         environment = {
             "PATH": f"{self._bin}:{_path()}",
+            "CARDS": f"{name}, {mib}, 570.86.15\n" * shape.gpu_count,
             "EC2_HYPERVISOR": f"{self.url}/hypervisor/off/{row.id}",
         }
         self.back(
@@ -336,6 +335,23 @@ class AwsEmulator(HttpEmulator):
             self.instance(box_id).terminate()
         self.end(row)
         return Reply(200, {})
+
+    def _on_CreatePlacementGroup(self, request: Request, form: Mapping[str, str], region: str) -> Reply:
+        with self.lock:
+            if form["GroupName"] in self.placement_groups:
+                return refusal("InvalidPlacementGroup.Duplicate", "The placement group already exists")
+            self.placement_groups.add(form["GroupName"])
+        return _xml("CreatePlacementGroup", "<return>true</return>")
+
+    def _on_DeletePlacementGroup(self, request: Request, form: Mapping[str, str], region: str) -> Reply:
+        name = form["GroupName"]
+        with self.lock:
+            if name not in self.placement_groups:
+                return refusal("InvalidPlacementGroup.Unknown", "The placement group is unknown")
+            if any(row.data["form"].get("Placement.GroupName") == name for row in self.live()):
+                return refusal("InvalidPlacementGroup.InUse", "The placement group is in use")
+            self.placement_groups.remove(name)
+        return _xml("DeletePlacementGroup", "<return>true</return>")
 
     def _on_DescribeSpotPriceHistory(self, request: Request, form: Mapping[str, str], region: str) -> Reply:
         items = ""

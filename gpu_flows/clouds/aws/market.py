@@ -122,13 +122,14 @@ class Market:
         return [offer for each in shapes for offer in writer.offers(each, asked)]
 
     def _chosen(self, query: OfferQuery) -> tuple[str, ...]:
-        ours = self.regions() if self._only or not query.regions else None
+        ours = self.regions()
         asked = asked_regions(query.regions, self._api.known_regions())
-        if not asked:
-            return ours or ()
-        chosen = tuple(name for name in asked if ours is None or name in ours)
+        chosen = tuple(name for name in asked if name in ours) if asked else ours
         if not chosen:
-            raise NotOffered(f"aws is opened for {', '.join(ours or ())} only, not for {', '.join(asked)}")
+            raise NotOffered(
+                f"the account of aws rents in {', '.join(ours)} only, not in {', '.join(asked)}",
+                hint="enable the region for the account, or name others",
+            )
         return chosen
 
     def _ask_regions(self) -> tuple[str, ...]:
