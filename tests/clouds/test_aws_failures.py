@@ -53,7 +53,8 @@ def _models() -> Iterator[None]:
 def account(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[AwsEmulator, AwsCloud, Offer]]:
     """Open one account for all rows of the table: each leaves it as it was."""
     with AwsEmulator() as emulator:
-        cloud = opened(emulator, cache=str(tmp_path_factory.mktemp("cache")))
+        clock = FakeClock(datetime.now(UTC))
+        cloud = opened(emulator, clock=clock, cache=str(tmp_path_factory.mktemp("cache")))
         yield emulator, cloud, whole_nodes(cloud)[0]
         assert not emulator.live()
 
@@ -238,9 +239,10 @@ ASKED: list[tuple[Fault, type[CloudError]]] = [
 
 @pytest.mark.parametrize(("fault", "error"), ASKED)
 def test_c05_what_is_no_listing_is_unknown_and_never_empty(
-    emulator: AwsEmulator, cloud: AwsCloud, fault: Fault, error: type[CloudError]
+    account: tuple[AwsEmulator, AwsCloud, Offer], fault: Fault, error: type[CloudError]
 ) -> None:
-    box = cloud.create(whole_nodes(cloud)[0], spec())
+    emulator, cloud, offer = account
+    box = cloud.create(offer, spec())
     emulator.always["DescribeInstances"] = fault
     for ask in (lambda: cloud.find("gf1-"), lambda: cloud.describe(box)):
         with pytest.raises(CloudError) as told:
@@ -371,6 +373,15 @@ def test_c13_a_box_that_is_taken_back_for_lack_of_capacity_is_followed_by_the_ne
     assert [row.id for row in emulator.live()] == [lease.boxes[0].box.id]
     assert desk.checked == [lease.boxes[0].box.id], "nothing connects to a box without an address"
     cloud.destroy(lease.boxes[0].box)
+
+
+def test_a_new_security_group_may_not_have_come_round_yet(
+    emulator: AwsEmulator, cloud: AwsCloud, clock: FakeClock
+) -> None:
+    late = refuse("InvalidGroup.NotFound", "The security group does not exist")
+    emulator.fault("AuthorizeSecurityGroupIngress", late, late)
+    cloud.destroy(cloud.create(whole_nodes(cloud)[0], spec()))
+    assert clock.slept == [1.0, 2.0]
 
 
 def test_c15_failing_over_touches_only_what_it_has_created(

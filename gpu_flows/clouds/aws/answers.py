@@ -12,6 +12,8 @@ from gpu_flows.clouds.base import Box, BoxState
 from gpu_flows.clouds.errors import UnexpectedAnswer
 from gpu_flows.endpoint import SshEndpoint
 
+MINIMUM_MINUTES = 1
+"""Shortest time that is billed."""
 BILLING = ("pending", "running", "shutting-down", "stopping", "stopped")
 """A stopped instance bills its disk."""
 
@@ -75,6 +77,7 @@ def box_of(
         endpoint = SshEndpoint(address, ssh_port, username, proxy=proxy)
     details = {"instance_type": instance.get("InstanceType"), "image": instance.get("ImageId")}
     details |= {"owner": tags.get(OWNER_TAG), "placement_group": tags.get(GROUP_TAG)}
+    details["minimum_minutes"] = MINIMUM_MINUTES
     return Box(
         cloud="aws",
         account=account,

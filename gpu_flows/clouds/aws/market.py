@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpu_flows.clock import Clock
+from gpu_flows.clouds.aws.answers import MINIMUM_MINUTES
 from gpu_flows.clouds.aws.api import AwsApi
 from gpu_flows.clouds.aws.images import Images
 from gpu_flows.clouds.aws.memo import Memo
@@ -21,7 +22,7 @@ from gpu_flows.gpus.catalog import from_cloud_id, nominal_vram_gb
 from gpu_flows.offers import Offer, OfferQuery, Spot
 
 DEFAULT_DISK_GB = 100
-MINIMUM_MINUTES = 1
+
 REGIONS_AT_ONCE = 16
 _LIFETIME_S = 600.0
 
@@ -47,6 +48,11 @@ class Region:
     obstacle: str | None = None
     own_zones: frozenset[str] | None = None
     described: Sequence[Shape] = ()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it did not say what it has."""
+        return self.obstacle is not None and not self.zones
 
 
 class Market:
@@ -244,18 +250,15 @@ class _Writer:
         self._address_usd = list_prices().public_ipv4_usd_per_hour if public else 0.0
 
     def offers(self, each: Shape, regions: Sequence[Region]) -> Iterator[Offer]:
-        found = False
-        for region in regions:
-            if region.obstacle and each.type not in region.zones and region.zones:
-                continue
-            if each.type in region.zones or (region.obstacle and not region.zones):
-                found = True
-                for spot in _markets(self._query):
-                    yield from self._in_region(each, region, spot)
-        if not found:
-            where = ", ".join(region.name for region in regions) if self._query.regions else "any region"
-            name = regions[0].name if self._query.regions and regions else ""
-            yield self._offer(each, name, None, spot=False, unavailable=f"aws has no {each.type} in {where}")
+        here = [region for region in regions if each.type in region.zones or region.is_silent]
+        for region in here:
+            for spot in _markets(self._query):
+                yield from self._in_region(each, region, spot)
+        if not here:
+            # Of the regions asked for, or of none: so that filters by region keep the row.
+            asked = [region.name for region in regions] if self._query.regions else []
+            lacking = f"aws has no {each.type} in {', '.join(asked) or 'any region'}"
+            yield self._offer(each, next(iter(asked), ""), None, spot=False, unavailable=lacking)
 
     def _in_region(self, each: Shape, region: Region, spot: bool) -> Iterator[Offer]:
         obstacle = each.unavailable or region.obstacle or _quota_obstacle(each, region, spot)

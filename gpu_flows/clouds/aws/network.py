@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,10 @@ from gpu_flows.clouds.errors import AuthenticationFailed, CloudError, RequestRef
 TAG = "gpu-flows"
 """Key of the tag that everything of ours carries; its value is the namespace."""
 _LIFETIME_S = 600.0
+_NEW_GROUP_PAUSES_S = (1.0, 2.0, 4.0)
+"""A group that was just made may not have come round yet."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,7 @@ class Network:
         self._group_ids = tuple(security_group_ids)
         self._ssh_cidr = tuple(sorted(ssh_cidr))
         self._ssh_port = ssh_port
+        self._clock = clock
         self._subnets = Memo[dict[str, Subnet]](_LIFETIME_S, clock)
         self._groups = Memo[tuple[str, ...]](_LIFETIME_S, clock)
 
@@ -113,12 +119,14 @@ class Network:
                 raise
 
     def remove_placement_group(self, region: str, name: str) -> None:
-        """Remove the group of a lease; another box of it may still be in there, which then removes it."""
+        """Remove the group of a lease, if that can be done: it costs nothing, and holds up no teardown.
+
+        Another box of the lease may still be in there; its end then removes it.
+        """
         try:
             self._api.call("ec2", region, "delete_placement_group", GroupName=name)
         except CloudError as error:
-            if not code_of(error).startswith("InvalidPlacementGroup"):
-                raise
+            _log.info("the placement group %s in %s stays: %s", name, region, error)
 
     def _own_subnets(self, region: str) -> dict[str, Subnet]:
         def ask() -> dict[str, Subnet]:
@@ -179,13 +187,20 @@ class Network:
         return group_id
 
     def _allow(self, region: str, group_id: str, rule: dict[str, Any]) -> None:
-        try:
-            self._api.call(
-                "ec2", region, "authorize_security_group_ingress", GroupId=group_id, IpPermissions=[rule]
-            )
-        except CloudError as error:
-            if not code_of(error).startswith("InvalidPermission.Duplicate"):
-                raise
+        for pause_s in (*_NEW_GROUP_PAUSES_S, None):
+            try:
+                self._api.call(
+                    "ec2", region, "authorize_security_group_ingress", GroupId=group_id, IpPermissions=[rule]
+                )
+            except CloudError as error:
+                code = code_of(error)
+                if code.startswith("InvalidPermission.Duplicate"):
+                    return
+                if not code.startswith("InvalidGroup.NotFound") or pause_s is None:
+                    raise
+                self._clock.sleep(pause_s)
+            else:
+                return
 
     def _described(self, region: str, filters: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return list(

@@ -26,6 +26,7 @@ HOURS_PER_MONTH = 730
 DISK = "gp3"
 _LIFETIME = timedelta(hours=24)
 _AT_ONCE = 8
+_SILENCE_S = 600.0
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class Prices:
         self._path = path
         self._clock = clock
         self._lock = threading.Lock()
+        self._silent_until = float("-inf")
 
     def of(self, types: Iterable[str]) -> PriceList:
         """Return the prices of instance types and of disk.
@@ -122,16 +124,22 @@ class Prices:
         return PriceList({**known, **fresh}, now)
 
     def _asked(self, names: list[str], now: datetime) -> dict[str, Known]:
-        if not names:
+        if not names or self._clock.monotonic() < self._silent_until:
             return {}
-        found: dict[str, Known] = {}
+        first, *rest = names
+        try:
+            found = {first: Known(self._ask(first), now)}
+        except CloudError as error:
+            # Often it is not allowed, and renting does not need it: it is left alone for a while.
+            self._silent_until = self._clock.monotonic() + _SILENCE_S
+            _log.info("the Pricing API of aws does not answer: %s", error)
+            return {}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            answers = {name: pool.submit(partial(self._ask, name)) for name in names}
+            answers = {name: pool.submit(partial(self._ask, name)) for name in rest}
         for name, answer in answers.items():
             try:
                 found[name] = Known(answer.result(), now)
             except CloudError as error:
-                # Renting does not need this API: often it is not allowed.
                 _log.info("no price of %s: %s", name, error)
         return found
 
