@@ -159,7 +159,8 @@ def _from_files(owner: Owner, here: Installation, given: Given) -> Source:
     wanted = _wanted({"node": f"node-{node}.log", "rank": f"rank-{rank}.log"}, given)
     if not any((folder / name).exists() for name in wanted.values()):
         there = ", ".join(sorted(path.stem for path in folder.glob("*.log"))) or "none"
-        raise BadRequest(f"there is no such log of job {folder.name}; there are: {there}")
+        job_id = folder.name.partition("@")[0]
+        raise BadRequest(f"there is no such log of job {job_id}; there are: {there}")
 
     def read(sinks: Mapping[str, Sink]) -> None:
         for name, sink in sinks.items():
@@ -169,7 +170,7 @@ def _from_files(owner: Owner, here: Installation, given: Given) -> Source:
                         sink(chunk)
 
     logs = {f"{what} {node if what == 'node' else rank}": name for what, name in wanted.items()}
-    return Source(folder.name, logs, read, Masker({}))
+    return Source(folder.name.partition("@")[0], logs, read, Masker({}))
 
 
 def _wanted(names: Mapping[str, str], given: Given) -> Mapping[str, str]:

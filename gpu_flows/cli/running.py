@@ -75,16 +75,14 @@ def launch(given: Given, output: Output) -> int:
     asked = Asked.of(given)
     owner = owner_named(asked.following.get("owner"))
     spec = asked.spec()
-    with installation(output) as here, Interrupts(here, owner, ends=False):
+    following = _following(asked, output)
+    silence_s = following.heartbeat_timeout_s
+    with installation(output) as here, Interrupts(here, owner, ends=False, silence_s=silence_s):
         output.screen.waiting("looking for the boxes")
         report = launch_held(
-            owner,
-            spec,
-            installation=here,
-            clouds=clouds_of(asked.renting),
-            following=_following(asked, output),
+            owner, spec, installation=here, clouds=clouds_of(asked.renting), following=following
         )
-    return show_report(report, output)
+    return show_report(report, output, silence_s=silence_s)
 
 
 @verb(
