@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import time
 
@@ -64,29 +65,43 @@ def test_a_timeout_of_the_coroutine_s_own_is_passed_on():
         blocking(fail(), 10)
 
 
-def test_an_interrupt_cancels_the_coroutine():
-    """What a signal handler raises while the main thread waits."""
-    import signal
+def test_an_interrupt_at_any_moment_leaves_nothing_running():
+    """What a signal handler raises: Ctrl-C, Airflow's SIGTERM. It may hit before the coroutine has begun."""
 
-    cancelled = threading.Event()
-    running = threading.Event()
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    main = threading.get_ident()
+    running = cancelled = 0
 
     async def endless():
-        running.set()
+        nonlocal running, cancelled
+        running += 1
         try:
             await asyncio.sleep(600)
         except asyncio.CancelledError:
-            cancelled.set()
+            cancelled += 1
             raise
 
-    def interrupt():
-        running.wait()
-        os.kill(os.getpid(), signal.SIGINT)
+    def soon(delay_s):
+        time.sleep(delay_s)
+        signal.pthread_kill(main, signal.SIGUSR1)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        blocking(endless())
-    assert cancelled.wait(1)
+    try:
+        for n in range(100):
+            thread = threading.Thread(target=soon, args=[n * 5e-6])
+            with pytest.raises(Interrupted):
+                thread.start()
+                blocking(endless())
+            thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert blocking(double(1)) == 2
+    assert running == cancelled
 
 
 def test_a_call_from_the_loop_itself_is_refused():
