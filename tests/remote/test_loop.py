@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 import threading
 import time
@@ -87,15 +88,19 @@ def test_an_interrupt_at_any_moment_leaves_nothing_running():
             cancelled += 1
             raise
 
+    go = queue.SimpleQueue()
+
     def soon(delay_s):
+        go.get()
         time.sleep(delay_s)
         signal.pthread_kill(main, signal.SIGUSR1)
 
     try:
         for n in range(100):
             thread = threading.Thread(target=soon, args=[n * 5e-6])
+            thread.start()
             with pytest.raises(Interrupted):
-                thread.start()
+                go.put(None)
                 blocking(endless())
             thread.join()
     finally:
