@@ -1,0 +1,1 @@
+"""gpu-flows for Airflow: a thin package over the engine in `gpu_flows`."""
