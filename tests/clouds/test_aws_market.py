@@ -143,11 +143,20 @@ def test_c19_spot_and_on_demand_are_offers_of_their_own(emulator: AwsEmulator, c
     assert emulator.calls["DescribeSpotPriceHistory"] > 0
 
 
+def test_where_spot_prices_may_not_be_read_there_is_still_on_demand(
+    emulator: AwsEmulator, cloud: AwsCloud
+) -> None:
+    emulator.denied = {"DescribeSpotPriceHistory"}
+    offers = cloud.offers(asking("g4dn.xlarge", spot=Spot.PREFER))
+    assert {o.spot for o in available(offers)} == {False}
+    assert "aws names no spot price in us-east-1a" in {o.unavailable for o in offers}
+
+
 def test_p5e_is_sold_as_capacity_blocks_only(cloud: AwsCloud) -> None:
     rows = [o for o in cloud.offers(asking("p5e.48xlarge")) if o.instance_type == "p5e.48xlarge"]
     assert rows
     assert not available(rows)
-    assert "Capacity Blocks only" in str(rows[0].unavailable) or "has no" in str(rows[0].unavailable)
+    assert "Capacity Blocks only" in str(rows[0].unavailable)
 
 
 def test_cards_that_the_default_image_does_not_drive_are_told(cloud: AwsCloud) -> None:
@@ -327,6 +336,14 @@ def test_no_offer_where_only_processors_are_asked_for(emulator: AwsEmulator, clo
 def test_quotas_that_cannot_be_read_do_not_stop_anything(emulator: AwsEmulator, cloud: AwsCloud) -> None:
     emulator.always["GetServiceQuota"] = refuse_json("NoSuchResourceException", "none", 400)
     assert available(cloud.offers(asking("H100:8")))
+
+
+def test_a_quota_has_to_hold_every_node(emulator: AwsEmulator, cloud: AwsCloud) -> None:
+    emulator.default_quota = 300
+    assert available(cloud.offers(asking("p5.48xlarge")))
+    rows = cloud.offers(asking("p5.48xlarge", nodes=2))
+    assert not available(rows)
+    assert "allows 300 vCPUs on demand, and 2 x 192 are needed" in str(rows[0].unavailable)
 
 
 def test_own_subnets_decide_on_the_zones(emulator: AwsEmulator, options: dict[str, Any]) -> None:

@@ -30,9 +30,11 @@ from gpu_flows.clouds.errors import (
     UnexpectedAnswer,
 )
 from gpu_flows.endpoint import SshEndpoint
+from gpu_flows.errors import BadRequest
 from gpu_flows.offers import Offer, OfferQuery
 
 _INSTANCE_ID = re.compile(r"i-[0-9a-f]+")
+_USERNAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 _YOUNG_S = 120.0
 """So long after its create a box that AWS does not know may just not have come round yet."""
@@ -63,6 +65,9 @@ class AwsCloud:
         ssh_proxy: A jump host: ``user@host:port``, or a table of ``host``, ``port`` and ``username``.
         cache: Folder in which prices are remembered; in the installation's state folder unless given.
         clock: Time and sleep.
+
+    Raises:
+        BadRequest: When an option makes no sense.
     """
 
     name = "aws"
@@ -95,6 +100,8 @@ class AwsCloud:
     ) -> None:
         from gpu_flows.settings import state_folder
 
+        if not _USERNAME.fullmatch(username):
+            raise BadRequest(f"aws: {username!r} is no name of a login user")
         self.account = account
         self._image = image
         self._username = username
@@ -178,7 +185,7 @@ class AwsCloud:
         try:
             found = self._in_region(box.region, filters) if box.region else self._everywhere(filters)
         except AuthenticationFailed:
-            if box.id not in self._asked_to_end:
+            if box.id not in self._asked_to_end or not box.region:
                 raise
             # To describe is forbidden and to terminate is allowed: asked again, it tells the state as well.
             return self._terminated(box)

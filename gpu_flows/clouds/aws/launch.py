@@ -76,10 +76,10 @@ def user_data(spec: BoxSpec, *, username: str) -> str:
             "",
         ]
     )
-    files = [{"path": BOOT_FILE, "permissions": "0700", "content": script}]
+    files: list[dict[str, Any]] = [{"path": BOOT_FILE, "permissions": "0700", "content": script}]
     if spec.env:
         lines = "".join(f"{name}={_quoted(name, value)}\n" for name, value in sorted(spec.env.items()))
-        files.append({"path": "/etc/environment", "append": True, "content": lines})  # type: ignore[dict-item]
+        files.append({"path": "/etc/environment", "append": True, "content": lines})
     # JSON is YAML, so no writer of YAML is needed.
     text = "#cloud-config\n" + json.dumps(
         {"ssh_authorized_keys": [spec.ssh_public_key.strip()], "write_files": files}, ensure_ascii=False

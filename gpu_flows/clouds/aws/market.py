@@ -17,7 +17,7 @@ from gpu_flows.clouds.aws.network import Network
 from gpu_flows.clouds.aws.prices import PriceList, Prices
 from gpu_flows.clouds.aws.regions import asked_regions
 from gpu_flows.clouds.aws.shapes import CLOUD, Shape, list_prices, shape, unknown_types, wanted_shapes
-from gpu_flows.clouds.errors import CloudError, NotOffered, UnexpectedAnswer
+from gpu_flows.clouds.errors import AuthenticationFailed, CloudError, NotOffered, UnexpectedAnswer
 from gpu_flows.gpus.catalog import from_cloud_id, nominal_vram_gb
 from gpu_flows.offers import Offer, OfferQuery, Spot
 
@@ -153,6 +153,8 @@ class Market:
             return self._answer(region, shapes, unknown, query)
         except CloudError as error:
             return error
+        except (KeyError, TypeError, ValueError) as error:
+            return UnexpectedAnswer(f"aws answered for {region} in an unknown way: {error!r}")
 
     def _answer(
         self, region: str, shapes: Sequence[Shape], unknown: Sequence[str], query: OfferQuery
@@ -176,13 +178,16 @@ class Market:
             self._images.of(region, self._image)
         except NotOffered as error:
             return replace(answer, obstacle=error.message)
-        if query.spot is not Spot.NEVER:
-            answer = replace(answer, spot=self._ask_spot(region, [each.type for each in here]))
-        return answer
+        if query.spot is Spot.NEVER:
+            return answer
+        try:
+            return replace(answer, spot=self._ask_spot(region, [each.type for each in here]))
+        except AuthenticationFailed:
+            return answer  # whoever may not read spot prices may still rent on demand
 
     @staticmethod
     def _may_rent(each: Shape, region: Region, query: OfferQuery) -> bool:
-        return any(_quota_obstacle(each, region, spot) is None for spot in _markets(query))
+        return any(_quota_obstacle(each, region, spot, query.nodes) is None for spot in _markets(query))
 
     def _ask_zones(self, region: str, types: Sequence[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -261,10 +266,11 @@ class _Writer:
             yield self._offer(each, next(iter(asked), ""), None, spot=False, unavailable=lacking)
 
     def _in_region(self, each: Shape, region: Region, spot: bool) -> Iterator[Offer]:
-        obstacle = each.unavailable or region.obstacle or _quota_obstacle(each, region, spot)
+        obstacle = each.unavailable or region.obstacle
+        obstacle = obstacle or _quota_obstacle(each, region, spot, self._query.nodes)
         price = self._prices.on_demand(each, region.name)
         if obstacle is None and not spot and price.usd is None:
-            obstacle = f"aws sells {each.type} in {region.name} not on demand (Capacity Blocks only)"
+            obstacle = f"aws names no price on demand in {region.name}: it may sell Capacity Blocks only"
         if obstacle is not None:
             yield self._offer(each, region.name, None, spot=spot, unavailable=obstacle)
             return
@@ -325,16 +331,15 @@ def _quota_code(each: Shape, spot: bool) -> str | None:
     return each.quotas.get("spot" if spot else "on_demand")
 
 
-def _quota_obstacle(each: Shape, region: Region, spot: bool) -> str | None:
-    """Return why the quota does not allow one box of a type; None when it does, or nobody knows."""
+def _quota_obstacle(each: Shape, region: Region, spot: bool, nodes: int) -> str | None:
+    """Return why the quota does not allow so many boxes of a type; None when it does, or nobody knows."""
     code = _quota_code(each, spot)
     most = region.quotas.get(code) if code else None
-    if most is None or each.vcpus is None or most >= each.vcpus:
+    if most is None or each.vcpus is None or most >= each.vcpus * nodes:
         return None
     market = "spot" if spot else "on demand"
-    return (
-        f"the quota {code} in {region.name} allows {most:g} vCPUs {market}, and {each.type} has {each.vcpus}"
-    )
+    needed = f"{nodes} x {each.vcpus}" if nodes > 1 else str(each.vcpus)
+    return f"the quota {code} in {region.name} allows {most:g} vCPUs {market}, and {needed} are needed"
 
 
 def _described(data: Mapping[str, Any]) -> Shape | None:
