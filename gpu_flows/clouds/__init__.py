@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 CLOUDS: dict[str, str] = {
     "local": "gpu_flows.clouds.local:LocalCloud",
     "digitalocean": "gpu_flows.clouds.digitalocean:DigitalOceanCloud",
+    "hotaisle": "gpu_flows.clouds.hotaisle:HotAisleCloud",
     "aws": "gpu_flows.clouds.aws:AwsCloud",
     "runpod": "gpu_flows.clouds.runpod:RunpodCloud",
     "vastai": "gpu_flows.clouds.vastai:VastaiCloud",
 }
 """Every cloud: its name, and the module and class of its adapter, imported when it is first opened."""
 
-PLANNED = ("hotaisle", "modal")
+PLANNED = ("modal",)
 """Clouds that gpu-flows knows of and does not rent from yet."""
 
 ALIASES = {"vast": "vastai"}
