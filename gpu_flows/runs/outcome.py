@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ class Outcome:
     Attributes:
         seconds: Length of each phase so far.
         attempts: Every offer that was walked.
+        preemptions: How often boxes were taken away and the run went on.
         lease: What was rented.
         result: How the job ended.
         failure: What kept it from starting, or from being followed.
@@ -49,6 +50,7 @@ class Outcome:
         self._started_at = installation.clock.now()
         self.seconds: dict[str, float] = {}
         self.attempts: list[Attempt] = []
+        self.preemptions = 0
         self.lease: Lease | None = None
         self.result: JobResult | None = None
         self.failure: GpuFlowsError | None = None
@@ -64,7 +66,12 @@ class Outcome:
         try:
             yield
         finally:
-            self.seconds[name] = time.monotonic() - began
+            self.took({name: time.monotonic() - began})
+
+    def took(self, seconds: Mapping[str, float]) -> None:
+        """Add to the length of phases: after a preemption they run once more."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -110,6 +117,7 @@ class Outcome:
             exit_code=diagnosis.exit_code if diagnosis else None,
             traceback=diagnosis.traceback if diagnosis else "",
             attempts=self.attempts,
+            preemptions=self.preemptions,
             boxes=self.lease,
             usd_per_hour=self.lease.usd_per_hour if self.lease else 0.0,
             started_at=self._started_at,

@@ -54,6 +54,7 @@ class RunReport:
         exit_code: Exit code of the first failing rank; 0 for a success, None where there is none.
         traceback: The first failing rank's own traceback, where it wrote one.
         attempts: Every offer that was walked.
+        preemptions: How often boxes were taken away and the run went on elsewhere.
         boxes: What was rented: the last lease.
         usd_per_hour: Dollars per hour for all boxes together, as billed.
         started_at: When the run began, aware.
@@ -77,6 +78,7 @@ class RunReport:
     exit_code: int | None = None
     traceback: str = ""
     attempts: Sequence[Attempt] = ()
+    preemptions: int = 0
     boxes: Lease | None = None
     usd_per_hour: float = 0.0
     started_at: datetime
@@ -108,6 +110,7 @@ class RunReport:
             "exit_code": self.exit_code,
             "traceback": self.traceback,
             "attempts": [dataclasses.asdict(attempt) for attempt in self.attempts],
+            "preemptions": self.preemptions,
             "boxes": self.boxes.to_json()["boxes"] if self.boxes else [],
             "usd_per_hour": self.usd_per_hour,
             "started_at": self.started_at.isoformat(),

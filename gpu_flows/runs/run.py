@@ -93,6 +93,8 @@ class Following:
         key: Tells two jobs of one lease apart that have the same entrypoint and arguments.
         heartbeat_timeout_s: How long the boxes live on without hearing from us; None for their deadline alone.
         detach: Return as soon as the job runs, and leave the boxes to their deadline.
+        max_preemptions: How often the run goes on elsewhere after a box was taken away; a failure of the training
+            is none.
         show_line: Shown what the job writes: where from, and the line.
         upload_progress: Told the bytes sent and the bytes in all.
         find_secret: Returns the value behind a secret's source.
@@ -101,6 +103,7 @@ class Following:
     key: str = ""
     heartbeat_timeout_s: float | None = 1800
     detach: bool = False
+    max_preemptions: int = 3
     show_line: ShowLine | None = None
     upload_progress: Callable[[int, int], None] | None = None
     find_secret: SecretLookup = field(default_factory=lambda: os.environ.get)
@@ -240,32 +243,54 @@ class _Run:
         return outcome.finish()
 
     def _work(self, outcome: Outcome, lease: Lease, found: Resolution, secrets: Mapping[str, str]) -> None:
-        """Provision and launch; a failure ends the work and is kept for the report."""
+        """Provision and launch, again after a preemption; a failure ends the work and is kept for the report."""
+        resolution: Resolution | None = found
         try:
-            with outcome.phase("provision"):
-                outcome.lease, outcome.attempts = provision_box(
-                    lease, self._wanted, installation=self._here, resolution=found
+            while not self._attempt(outcome, lease, resolution, secrets):
+                outcome.preemptions += 1
+                lost = (
+                    outcome.result.diagnosis.sentence if outcome.result and outcome.result.diagnosis else ""
                 )
-            outcome.result = launch_ddp(
-                outcome.lease,
-                self._job,
-                nproc=_nproc(self._job, self._wanted, outcome.lease.boxes[0].offer),
-                installation=self._here,
-                options=launch_options(
-                    outcome.lease,
-                    self._following,
-                    installation=self._here,
-                    secrets=secrets,
-                    max_cost=self._wanted.max_cost,
-                ),
-            )
-            outcome.seconds.update(outcome.result.seconds)
+                going_on = (
+                    f"{lost}: going on elsewhere, {outcome.preemptions} of {self._following.max_preemptions}"
+                )
+                self._here.listener(Progress("launch", "job.preempted", going_on))
+                # An interrupted box may go on billing for its storage, and what is left of a gang for all of it.
+                teardown_box(lease, installation=self._here, sole_creator=True)
+                resolution = None
         except ProvisionError as error:
-            outcome.attempts, outcome.failure = list(error.attempts), error
-        except BadRequest:
+            outcome.attempts, outcome.failure = [*outcome.attempts, *error.attempts], error
+        except (BadRequest, TeardownFailed):
             raise
         except GpuFlowsError as error:
             outcome.failure = error
+
+    def _attempt(
+        self, outcome: Outcome, lease: Lease, resolution: Resolution | None, secrets: Mapping[str, str]
+    ) -> bool:
+        """Provision and launch once; tell whether the run is over."""
+        with outcome.phase("provision"):
+            outcome.lease, attempts = provision_box(
+                lease, self._wanted, installation=self._here, resolution=resolution
+            )
+        outcome.attempts = [*outcome.attempts, *attempts]
+        outcome.result = launch_ddp(
+            outcome.lease,
+            self._job,
+            nproc=_nproc(self._job, self._wanted, outcome.lease.boxes[0].offer),
+            installation=self._here,
+            options=launch_options(
+                outcome.lease,
+                self._following,
+                installation=self._here,
+                secrets=secrets,
+                max_cost=self._wanted.max_cost,
+            ),
+        )
+        outcome.took(outcome.result.seconds)
+        diagnosis = outcome.result.diagnosis
+        preempted = diagnosis is not None and diagnosis.cause.value == "preempted"
+        return not preempted or outcome.preemptions >= self._following.max_preemptions
 
 
 def launch_options(

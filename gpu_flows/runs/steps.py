@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -164,6 +164,33 @@ def launch_ddp(
         BadRequest: When the lease has no boxes, or too little time left for a new job.
     """
     from gpu_flows.remote.loop import blocking
+
+    return blocking(prepared_launch(lease, spec, nproc=nproc, installation=installation, options=options))
+
+
+def prepared_launch(
+    lease: Lease,
+    spec: TrainingSpec,
+    *,
+    nproc: int,
+    installation: Installation,
+    options: LaunchOptions,
+) -> Coroutine[Any, Any, JobResult]:
+    """Do what a launch has to ask of the clouds, and return the rest of it: `launch_ddp` for who may cancel it.
+
+    Args:
+        lease: As for `launch_ddp`.
+        spec: As for `launch_ddp`.
+        nproc: As for `launch_ddp`.
+        installation: As for `launch_ddp`.
+        options: As for `launch_ddp`.
+
+    Returns:
+        A coroutine for the loop of `gpu_flows.remote.loop`. Cancelled, it leaves the job running.
+
+    Raises:
+        BadRequest: When the lease has no boxes.
+    """
     from gpu_flows.training.launch import Node, launch
 
     if not lease.boxes:
@@ -186,7 +213,7 @@ def launch_ddp(
 
     lag_s = max(cloud.capabilities.lag_s for cloud in installation.clouds(lease.clouds))
     followed = replace(options, wanted=wanted, settle=settle, settle_after_s=lag_s)
-    return blocking(launch(nodes, lease.id, spec, nproc=nproc, options=followed))
+    return launch(nodes, lease.id, spec, nproc=nproc, options=followed)
 
 
 def teardown_box(
@@ -347,6 +374,7 @@ __all__: Sequence[str] = (
     "held",
     "launch_ddp",
     "owner_of",
+    "prepared_launch",
     "provision_box",
     "reserve",
     "resolve_gpu",

@@ -20,7 +20,7 @@ from gpu_flows.training.commands import NodeCommand, node_command
 from gpu_flows.training.diagnose import NodeEvidence, diagnose
 from gpu_flows.training.evidence import read_evidence
 from gpu_flows.training.launch import Heartbeat, JobResult, LaunchOptions, LeaseTooShort, Node, job_base
-from gpu_flows.training.logbook import LogBook
+from gpu_flows.training.logbook import LogBook, local_logs
 from gpu_flows.training.memo import MEMO, written_memo
 from gpu_flows.training.sources import check_sources
 from gpu_flows.training.spec import TrainingSpec
@@ -39,7 +39,7 @@ _FETCH_TIMEOUT_S = 3600.0
 _KILL_GRACE_S, _KILL_TIMEOUT_S = 10.0, 60.0
 _STRAGGLERS_S = 5.0
 """How long the other nodes may take to fail by themselves after the first one did."""
-_LOOK_S, _LOOK_PAUSE_S = 60.0, 5.0
+_LOOK_S, _LOOK_PAUSE_S = 60.0, 2.0
 _TICK_S = 1.0
 _STARTS = 3
 """How often a start is tried whose port was taken in the meantime."""
@@ -85,6 +85,7 @@ class Gang:
         self._seconds: dict[str, float] = {}
         self._stop: ExitCause | None = None
         self._drops = {node.index: asyncio.Event() for node in self._nodes}
+        self._gone = {node.index: asyncio.Event() for node in self._nodes}
 
     async def run(self) -> JobResult:
         """Start the job or find it started, follow it, judge its end, and fetch its outputs."""
@@ -255,18 +256,14 @@ class Gang:
             pending = set(followers)
             while pending:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                failed = False
-                for task in done:
-                    node = followers[task]
-                    try:
-                        status = task.result()
-                    except (asyncio.CancelledError, BoxLost) as error:
-                        lost[node.index] = str(error) or "the box is gone"
-                        failed = True
-                    else:
-                        failed = failed or not (status.exit_code == 0 and status.why == "exit")
+                failed = [task for task in done if not self._ended_well(task, followers[task], lost)]
                 if failed and pending:
-                    _, pending = await asyncio.wait(pending, timeout=_STRAGGLERS_S)
+                    # Whether the others are lost as well is asked at once, before they are told to stop.
+                    for task in pending:
+                        self._drops[followers[task].index].set()
+                    late, pending = await asyncio.wait(pending, timeout=_STRAGGLERS_S)
+                    for task in late:
+                        self._ended_well(task, followers[task], lost)
                     stopped |= {followers[task].index for task in pending}
                     await self._kill([followers[task] for task in pending])
         finally:
@@ -278,17 +275,26 @@ class Gang:
                     self._tell("keeper.failed", f"{type(outcome).__name__}: {outcome}")
         return lost, stopped
 
+    @staticmethod
+    def _ended_well(task: asyncio.Task[JobStatus], node: Node, lost: dict[int, str]) -> bool:
+        """Tell whether a node's job ended well; note where its box was lost."""
+        try:
+            status = task.result()
+        except (asyncio.CancelledError, BoxLost) as error:
+            lost[node.index] = str(error) or "the box is gone"
+            return False
+        return status.exit_code == 0 and status.why == "exit"
+
     async def _follow_node(self, node: Node) -> JobStatus:
         from gpu_flows.remote.logs import follow_all
 
         left_s = max(60.0, (node.deadline - datetime.now(UTC)).total_seconds())
         with (
             LogBook(
-                self._options.folder,
+                local_logs(self._options.folder, self._job_id, self._nodes[0].box.id),
                 node=node.index,
                 ranks=range(node.index * self._nproc, (node.index + 1) * self._nproc),
                 secrets=self._hidden,
-                job_id=self._job_id,
                 show_line=self._options.show_line,
             ) as book,
             _ticking(book),
@@ -320,6 +326,7 @@ class Gang:
                 # The cloud not answering says nothing about the box.
                 box = node.box
             if not box.state.may_serve:
+                self._gone[node.index].set()
                 follower.cancel(
                     f"box {box.id} is {box.state}" + (f": {box.state_reason}" if box.state_reason else "")
                 )
@@ -390,17 +397,27 @@ class Gang:
         await self._kill(self._nodes)
 
     async def _kill(self, nodes: Sequence[Node]) -> None:
-        from gpu_flows.remote.jobs import kill_job
-
-        async def kill(node: Node) -> None:
-            left = await kill_job(node.remote, self._job_id, grace_s=_KILL_GRACE_S, timeout_s=_KILL_TIMEOUT_S)
-            if left:
-                self._tell("job.unkillable", f"{left} processes on node {node.index} cannot be killed")
-
-        for outcome in await asyncio.gather(*map(kill, nodes), return_exceptions=True):
+        for outcome in await asyncio.gather(*map(self._kill_on, nodes), return_exceptions=True):
             # A box that cannot be reached is destroyed by the teardown, and its job with it.
             if isinstance(outcome, Exception) and not isinstance(outcome, GpuFlowsError | TimeoutError):
                 raise outcome
+
+    async def _kill_on(self, node: Node) -> None:
+        """End the job on one node; not waited for when the box turns out to be lost."""
+        from gpu_flows.remote.jobs import kill_job
+
+        killing = asyncio.ensure_future(
+            kill_job(node.remote, self._job_id, grace_s=_KILL_GRACE_S, timeout_s=_KILL_TIMEOUT_S)
+        )
+        gone = asyncio.ensure_future(self._gone[node.index].wait())
+        try:
+            await asyncio.wait({killing, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if killing.done() and (left := killing.result()):
+                self._tell("job.unkillable", f"{left} processes on node {node.index} cannot be killed")
+        finally:
+            killing.cancel()
+            gone.cancel()
+            await asyncio.gather(killing, gone, return_exceptions=True)
 
     # Afterwards
 

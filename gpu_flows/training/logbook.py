@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 ShowLine = Callable[[str, str], None]
 """Takes where a line comes from (``rank 0``, ``node 1``) and the line."""
 
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+
 NODE_LOG = "log"
 """What the node's own processes write: the setup, the launcher."""
 
@@ -22,23 +25,25 @@ def show_nothing(_: str, __: str) -> None:
     """Show nothing."""
 
 
-def local_log(folder: Path, job_id: str, what: str) -> Path:
-    """Return where a log lies on this machine.
+def local_logs(folder: Path, job_id: str, box_id: str) -> Path:
+    """Return the folder of a job's logs on this machine.
+
+    The box is part of its name: the same job on another box, after a preemption or on the next day, is another
+    log, and must not be taken for the continuation of this one.
 
     Args:
         folder: Folder of the run.
         job_id: The job.
-        what: ``node-0`` or ``rank-0``.
+        box_id: The box of its first node.
     """
-    return folder / "logs" / job_id / f"{what}.log"
+    return folder / "logs" / f"{job_id}@{_NOT_IN_NAMES.sub('_', box_id)}"
 
 
 class LogBook:
     """Takes the bytes of a node's logs as they come, and goes on where an earlier process stopped.
 
     Args:
-        folder: Folder of the run on this machine.
-        job_id: The job.
+        folder: Folder of the job's logs on this machine; made if need be.
         node: Index of the node.
         ranks: Global ranks that run there.
         secrets: Values to mask.
@@ -49,7 +54,6 @@ class LogBook:
         self,
         folder: Path,
         *,
-        job_id: str,
         node: int,
         ranks: Iterable[int],
         secrets: Iterable[str],
@@ -61,12 +65,12 @@ class LogBook:
 
         masker = Masker({f"secret {number}": value for number, value in enumerate(secrets)})
         names = {NODE_LOG: f"node-{node}", **{f"ranks/{rank}.log": f"rank-{rank}" for rank in ranks}}
-        local_log(folder, job_id, "x").parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._show_line = show_line
         self._raw: dict[str, RawLog] = {}
         self._lines: dict[str, tuple[str, LineStream]] = {}
         for log, name in names.items():
-            self._raw[log] = RawLog(local_log(folder, job_id, name), masker)
+            self._raw[log] = RawLog(folder / f"{name}.log", masker)
             # Of eight ranks that print the same, one is enough for a person; the files hold them all.
             if log in (NODE_LOG, "ranks/0.log"):
                 self._lines[log] = (name.replace("-", " "), LineStream(masker=masker))

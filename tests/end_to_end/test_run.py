@@ -136,9 +136,8 @@ def test_two_runs_at_once_do_not_get_into_each_others_way(machine: Machine, tmp_
     assert machine.boxes() == []
 
 
-def test_a_box_that_is_taken_away_is_preemption_and_not_a_failure(machine: Machine, tmp_path: Path) -> None:
-    code = write(tmp_path / "code", {"train.sh": "echo training; sleep 600\n"})
-    watched = Watched()
+def take_boxes_away(watched: Watched) -> threading.Thread:
+    """Destroy the boxes behind a run's back, as soon as its job works."""
 
     def take_away() -> None:
         assert watched.seen.wait(60)
@@ -148,10 +147,51 @@ def test_a_box_that_is_taken_away_is_preemption_and_not_a_failure(machine: Machi
 
     thief = threading.Thread(target=take_away)
     thief.start()
-    report = watched.run(code)
+    return thief
+
+
+def test_a_box_that_is_taken_away_is_preemption_and_not_a_failure(machine: Machine, tmp_path: Path) -> None:
+    code = write(tmp_path / "code", {"train.sh": "echo training; sleep 600\n"})
+    watched = Watched()
+    thief = take_boxes_away(watched)
+    report = watched.run(code, following={"max_preemptions": 0})
     thief.join()
     assert report.cause == "preempted"
     assert machine.boxes() == []
+
+
+def test_c53_a_preempted_run_goes_on_elsewhere_within_its_own_budget(
+    machine: Machine, tmp_path: Path
+) -> None:
+    script = f"echo training; [ -e {tmp_path}/taken ] && exit 0; touch {tmp_path}/taken; sleep 600\n"
+    code = write(tmp_path / "code", {"train.sh": script})
+    watched = Watched()
+    thief = take_boxes_away(watched)
+    report = watched.run(code, nodes=2)
+    thief.join()
+    assert report.ok, report.sentence
+    assert report.preemptions == 1
+    assert [attempt.code for attempt in report.attempts] == ["OK", "OK"]
+    assert watched.lines.count("training") == 2, "each attempt's log is shown from its first byte"
+    assert len(report.ended) == 4
+    assert machine.boxes() == []
+
+
+def test_c53_a_failure_of_the_script_is_not_tried_again(machine: Machine, tmp_path: Path) -> None:
+    code = write(tmp_path / "code", {"train.sh": "echo training; exit 1\n"})
+    report = Watched().run(code)
+    assert (report.cause, report.preemptions, len(report.attempts)) == ("script_error", 0, 1)
+
+
+def test_the_same_name_on_another_day_is_another_log(machine: Machine, tmp_path: Path) -> None:
+    code = write(tmp_path / "code", {"train.sh": "echo training; date +%N\n"})
+    first, second = Watched(), Watched()
+    assert first.run(code, name="nightly").ok
+    assert second.run(code, name="nightly").ok
+    assert first.lines[:2] == second.lines[:2]
+    assert first.lines[1] == "training"
+    assert len(first.lines) == len(second.lines) == 3
+    assert first.lines[2] != second.lines[2]
 
 
 def test_a_job_ends_at_its_max_duration(machine: Machine, tmp_path: Path) -> None:

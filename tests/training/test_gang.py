@@ -69,7 +69,13 @@ def test_an_attempt_that_has_to_yield_stops_its_job(
         return lease
 
     monkeypatch.setattr(Provisioner, "settle_duplicates", settle)
-    report = run("train.sh", code=long_job(tmp_path), gpus="cpu", max_duration="10m")
+    report = run(
+        "train.sh",
+        code=long_job(tmp_path),
+        gpus="cpu",
+        max_duration="10m",
+        following=Following(max_preemptions=0),
+    )
     assert len(looks) == 2, "once before the start, and once after the lag of the cloud"
     assert report.cause == "preempted"
     assert machine.boxes() == []
