@@ -396,7 +396,10 @@ class _Judge:
     def _in_region(self, region: str) -> bool:
         fits = self._region_fits.get(region)
         if fits is None:
-            fits = self._region_fits[region] = _region_key(region) in self._regions
+            name = _region_key(region)
+            # A part of the world stands for all of its regions: "us-west" for us-west-1 and us-west-2.
+            fits = any(name == asked or name.startswith(f"{asked}-") for asked in self._regions)
+            self._region_fits[region] = fits
         return fits
 
 

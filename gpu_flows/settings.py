@@ -33,6 +33,10 @@ class Settings:
         enabled_clouds: The only clouds that may be rented from; empty for all.
         max_gpus: Most GPUs that one lease may hold; None for no limit.
         max_usd_per_hour: Most dollars per hour that one lease may cost; None for no limit.
+        ssh_key: File of a private key for boxes of accounts whose credentials are temporary, so that no key can
+            be derived from them.
+        accounts: What a cloud's adapter is opened with, by ``cloud`` or ``cloud@account``; may hold secrets. In
+            the file: ``[accounts.aws]``, ``[accounts."runpod@team_a"]``.
         state: Folder of journals, logs and what `local` rents out.
     """
 
@@ -41,6 +45,8 @@ class Settings:
     enabled_clouds: tuple[str, ...] = ()
     max_gpus: int | None = None
     max_usd_per_hour: float | None = None
+    ssh_key: Path | None = None
+    accounts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, repr=False)
     state: Path = dataclasses.field(default_factory=lambda: state_folder(os.environ))
 
     @property
@@ -89,7 +95,7 @@ def load_settings(environ: Mapping[str, str] | None = None, **overrides: Any) ->
             known = ", ".join(sorted(_FIELDS))
             raise SettingsError(f"{path}: {name!r} is no setting", hint=f"the settings are {known}")
         values[name] = _convert(name, value, str(path))
-    for name in _FIELDS:
+    for name in _FIELDS - {"accounts"}:
         if (text := environ.get(f"GPU_FLOWS_{name.upper()}")) not in (None, ""):
             values[name] = _convert(name, text, f"GPU_FLOWS_{name.upper()}")
     values.update({name: value for name, value in overrides.items() if value is not None})
@@ -140,6 +146,14 @@ def _convert(name: str, value: Any, source: str) -> Any:
             case "clouds" | "enabled_clouds":
                 items = value.split(",") if isinstance(value, str) else list(value)
                 return tuple(str(item).strip() for item in items if str(item).strip())
+            case "accounts":
+                if not isinstance(value, dict) or not all(
+                    isinstance(options, dict) for options in value.values()
+                ):
+                    raise TypeError("it is a table of tables, such as [accounts.aws]")
+                return value
+            case "ssh_key":
+                return Path(str(value)).expanduser()
             case "max_gpus":
                 return int(value)
             case "max_usd_per_hour":

@@ -8,6 +8,7 @@ import logging
 import random
 import socket
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,12 +96,12 @@ class Login:
             await self.through.close(timeout_s)
 
 
-async def log_in(endpoint: SshEndpoint, key: Any, options: ConnectOptions) -> Login:
+async def log_in(endpoint: SshEndpoint, keys: Sequence[Any], options: ConnectOptions) -> Login:
     """Connect and authenticate, through the jump host where there is one.
 
     Args:
         endpoint: Where to; a pinned host key in it is compared, a missing one is pinned.
-        key: The private key, as `asyncssh.import_private_key` returns it.
+        keys: Private keys, as `asyncssh.import_private_key` returns them, in the order in which they are tried.
         options: Deadlines and keepalive.
 
     Raises:
@@ -108,11 +109,11 @@ async def log_in(endpoint: SshEndpoint, key: Any, options: ConnectOptions) -> Lo
         SshAuthenticationFailed: The key is not accepted.
         HostKeyChanged: Another host key than the pinned one.
     """
-    through = await log_in(endpoint.proxy, key, options) if endpoint.proxy else None
+    through = await log_in(endpoint.proxy, keys, options) if endpoint.proxy else None
     try:
         async with _turnstile():
             await asyncio.sleep(random.uniform(0, _JITTER_S))  # noqa: S311 - spreads load, guards nothing
-            connection, shown, round_trip_s = await _attempt(endpoint, key, options, through)
+            connection, shown, round_trip_s = await _attempt(endpoint, keys, options, through)
     except BaseException:
         if through is not None:
             through.abort()
@@ -125,7 +126,7 @@ async def log_in(endpoint: SshEndpoint, key: Any, options: ConnectOptions) -> Lo
 
 
 async def _attempt(
-    endpoint: SshEndpoint, key: Any, options: ConnectOptions, through: Login | None
+    endpoint: SshEndpoint, keys: Sequence[Any], options: ConnectOptions, through: Login | None
 ) -> tuple[Any, str, float]:
     """Return the connection, the host key it showed, and the seconds that TCP took to connect."""
     import asyncssh
@@ -155,7 +156,7 @@ async def _attempt(
                 endpoint.port,
                 username=endpoint.username,
                 client_factory=Client,
-                client_keys=[key],
+                client_keys=list(keys),
                 known_hosts=([], [], []),  # every key goes through Client, none through the user's file
                 server_host_key_algs=algorithms_for(endpoint.host_key),
                 encryption_algs=list(_CIPHERS),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -80,6 +80,7 @@ class RemoteBox:
     Args:
         endpoint: Where the box answers; a host key in it is compared, a missing one is pinned.
         private_key: The private key as text; `gpu_flows.remote.keys` reads it, without a passphrase.
+        earlier_keys: Keys that a box may have been made with before, tried after it.
         connect_timeout_s: Until TCP is up.
         login_timeout_s: From there until logged in.
         keepalive_s: Between questions to a silent peer; lost after `keepalive_count` unanswered ones.
@@ -92,6 +93,7 @@ class RemoteBox:
         endpoint: SshEndpoint,
         private_key: str,
         *,
+        earlier_keys: Sequence[str] = (),
         connect_timeout_s: float = 15,
         login_timeout_s: float = 30,
         keepalive_s: float = 5,
@@ -99,8 +101,8 @@ class RemoteBox:
         channels: int = CHANNELS_AT_ONCE,
     ) -> None:
         self._endpoint = endpoint
-        self._private_key = private_key
-        self._key: Any = None
+        self._private_keys = (private_key, *earlier_keys)
+        self._keys: list[Any] = []
         self._options = ConnectOptions(
             connect_timeout_s=connect_timeout_s,
             login_timeout_s=login_timeout_s,
@@ -362,17 +364,17 @@ class RemoteBox:
             raise RuntimeError(f"the connection to {self._name()} belongs to another event loop")
         async with self._connecting:
             if self._login is None or not self._login.alive:
-                self._login = await log_in(self._endpoint, self._loaded_key(), self._options)
+                self._login = await log_in(self._endpoint, self._loaded_keys(), self._options)
                 self._endpoint = self._login.endpoint
             return self._login
 
-    def _loaded_key(self) -> Any:
-        if self._key is None:
+    def _loaded_keys(self) -> list[Any]:
+        if not self._keys:
             import asyncssh
 
-            text = normalise_private_key(self._private_key, f"the key for {self._name()}")
-            self._key = asyncssh.import_private_key(text)
-        return self._key
+            texts = (normalise_private_key(key, f"the key for {self._name()}") for key in self._private_keys)
+            self._keys = [asyncssh.import_private_key(text) for text in texts]
+        return self._keys
 
     def _forget(self, login: Login) -> None:
         login.abort()

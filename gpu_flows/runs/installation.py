@@ -33,7 +33,8 @@ class Installation:
 
     Args:
         settings: The settings; read from file and environment unless given.
-        cloud_options: Keyword arguments by which each cloud (``cloud@account``) is opened; may hold secrets.
+        cloud_options: Keyword arguments by which each cloud (``cloud@account``) is opened, over those of the
+            settings; may hold secrets.
         liveness: Knows whether owners still want their boxes; this machine's journals unless given.
         makes_namespace: Make a namespace for this user where none is set, as the command line does.
         listener: Told what happens.
@@ -56,9 +57,11 @@ class Installation:
         self.clock = clock
         self.blocked = _BLOCKED
         self._makes_namespace = makes_namespace
-        self._options = cloud_options or {}
+        told = cloud_options or {}
+        accounts = {str(CloudRef.parse(ref)): options for ref, options in self.settings.accounts.items()}
+        self._options = {ref: {**accounts.get(ref, {}), **told.get(ref, {})} for ref in {*accounts, *told}}
         self._clouds: dict[str, Cloud] = {}
-        self._identities: dict[tuple[str, str], Identity] = {}
+        self._identities: dict[tuple[str, str], tuple[Identity, ...]] = {}
         self._boxes: dict[tuple[str, str], RemoteBox] = {}
         self._lock = threading.RLock()
 
@@ -117,10 +120,12 @@ class Installation:
     def _has_credentials(self, ref: str) -> bool:
         try:
             cloud = self.cloud(ref)
-            # What cannot leave this machine needs none.
-            return not cloud.capabilities.namespace_required or bool(cloud.identity_secrets())
+            if cloud.capabilities.namespace_required:
+                cloud.identity_secrets()
         except (MissingExtra, AuthenticationFailed):
             return False
+        # What cannot leave this machine needs none, and temporary ones are credentials too.
+        return True
 
     def namespace(self, refs: Sequence[str]) -> str:
         """Return the namespace that boxes of these clouds carry.
@@ -144,23 +149,29 @@ class Installation:
         return Journal(self.settings.journals, namespace, lease_id(owner, namespace), self.clock)
 
     def identity(self, cloud: Cloud, namespace: str) -> Identity:
-        """Return the key pair for the boxes of an account.
+        """Return the key pair that boxes of an account are made with.
 
         Raises:
-            SettingsError: When the account has no static secret to derive one from.
+            SettingsError: When the account has no static secret to derive one from, and no key is configured.
         """
-        from gpu_flows.remote.keys import derive_identity
+        return self._identities_of(cloud, namespace)[0]
+
+    def _identities_of(self, cloud: Cloud, namespace: str) -> tuple[Identity, ...]:
+        """Return the key pairs by which boxes of an account may open: today's, and those of earlier secrets."""
+        from gpu_flows.remote.keys import derive_identity, identity_of, read_private_key
 
         key = (f"{cloud.name}@{cloud.account}", namespace)
         with self._lock:
             if key not in self._identities:
-                secrets = cloud.identity_secrets()
-                if not secrets:
+                found = [derive_identity(s, namespace, cloud.account) for s in cloud.identity_secrets()]
+                if not found and self.settings.ssh_key is not None:
+                    found = [identity_of(read_private_key(self.settings.ssh_key))]
+                if not found:
                     raise SettingsError(
                         f"the credentials of {cloud.name} are temporary, so no SSH key can be derived from them",
-                        hint="configure a key for this account",
+                        hint="set GPU_FLOWS_SSH_KEY, or ssh_key in config.toml, to the file of a private key",
                     )
-                self._identities[key] = derive_identity(secrets[0], namespace, cloud.account)
+                self._identities[key] = tuple(found)
             return self._identities[key]
 
     def remote(self, box: Box, namespace: str) -> RemoteBox:
@@ -183,7 +194,8 @@ class Installation:
                 box.endpoint.host,
                 box.endpoint.port,
             ):
-                known = RemoteBox(box.endpoint, self.identity(cloud, namespace).private_key)
+                first, *earlier = (one.private_key for one in self._identities_of(cloud, namespace))
+                known = RemoteBox(box.endpoint, first, earlier_keys=earlier)
                 self._boxes[(ref_of(cloud), box.id)] = known
             return known
 
