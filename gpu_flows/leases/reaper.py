@@ -42,6 +42,8 @@ class Standing(StrEnum):
     """Another installation's: never touched."""
     LOOK_ALIKE = "look-alike"
     """Not named by this package, although it nearly looks so: never touched."""
+    UNNAMED = "unnamed"
+    """Without any name, on a cloud where names come after the create: perhaps ours, and never touched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +166,9 @@ def survey(
     Returns:
         What was seen, and which clouds could not be asked.
     """
-    outcomes = in_parallel([partial(cloud.find, _SEARCH_PREFIX) for cloud in clouds], interruptible=True)
+    outcomes = in_parallel(
+        [partial(cloud.find, _search_prefix(cloud)) for cloud in clouds], interruptible=True
+    )
     seen: list[Sighting] = []
     unknown: list[str] = []
     for cloud, outcome in zip(clouds, outcomes, strict=True):
@@ -252,9 +256,15 @@ def _look(
         owner = _owner_of(box, name, journals)
         wanted = liveness.wants(owner, namespace, name.lease) if liveness else None
     standing = standing_of(box.name, namespace, now, wanted=wanted)
+    if not box.name and not cloud.capabilities.names_at_create:
+        standing = Standing.UNNAMED
     if standing is None or box.state is BoxState.GONE:
         return None
     return Sighting(cloud=ref_of(cloud), box=box, name=name, owner=owner, standing=standing, seen_at=now)
+
+
+def _search_prefix(cloud: Cloud) -> str:
+    return _SEARCH_PREFIX if cloud.capabilities.names_at_create else ""
 
 
 def _owner_of(box: Box, name: BoxName, journals: Path | None) -> Owner | None:

@@ -10,6 +10,7 @@ from gpu_flows.clouds.base import Capabilities
 from gpu_flows.leases.ending import NotProvenGone
 from gpu_flows.leases.journal import INTENT
 from gpu_flows.leases.provision import ProvisionError
+from gpu_flows.leases.reaper import Standing, reap, survey
 from gpu_flows.leases.teardown import TeardownFailed, TeardownReport, teardown
 from tests.emulators.memory import MemoryCloud
 from tests.leases.conftest import NAMESPACE, OWNER, Desk
@@ -141,3 +142,13 @@ def test_a_full_disk_rents_nothing_where_the_journal_alone_could_tell(desk: Desk
     with pytest.raises(ProvisionError, match="without a journal"):
         desk.provisioner().provision(desk.lease(), desk.terms([cloud.offer()]))
     assert cloud.calls["create"] == 0
+
+
+def test_c07_the_reaper_shows_boxes_without_a_name_and_leaves_them(desk: Desk, cloud: MemoryCloud) -> None:
+    plain = desk.cloud("plain")
+    stranger = cloud.add("", foreign=True)
+    plain.add("", foreign=True)
+    cloud.add("somebody-elses", foreign=True)
+    found = survey(desk.clouds, NAMESPACE, clock=desk.clock)
+    assert [(seen.box.id, seen.standing) for seen in found.sightings] == [(stranger.id, Standing.UNNAMED)]
+    assert reap(found, desk.clouds, journals=desk.folder, clock=desk.clock) == []
