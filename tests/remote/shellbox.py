@@ -125,7 +125,14 @@ def in_every_shell(scenario):
 async def end(pid: int) -> None:
     """Kill a process, and wait until it is dead."""
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: not Path(f"/proc/{pid}/exe").exists())
+    await until(lambda: process_state(pid) in ("", "Z", "X"))
+
+
+def process_state(pid: int) -> str:
+    """Return the state of a process as /proc has it; empty when there is none."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return ""
 
 
 def pids() -> list[int]:

@@ -28,6 +28,7 @@ from tests.remote.shellbox import (
     end,
     in_every_shell,
     pids,
+    process_state,
     until,
     with_variable,
 )
@@ -274,7 +275,9 @@ async def test_a_second_runner_finds_the_lock_taken(box):
     await start(box, "j", "echo ran >>ran; sleep 600")
     await until((box.home / "ran").exists)
     again = 'for n in 1 2 3; do sh "$1/.state/run.sh" "$1"; done'
+    record = state_file(box, "j", "runner").read_text()
     await box.script(again, str(folder_of(box, "j")), timeout_s=20)
+    assert state_file(box, "j", "runner").read_text() == record
     assert (box.home / "ran").read_text() == "ran\n"
 
 
@@ -410,7 +413,7 @@ async def test_a_reused_pid_is_not_killed(dash_box):
 @in_every_shell
 async def test_a_zombie_counts_as_dead(box):
     child = subprocess.Popen(["true"])
-    await until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    await until(lambda: process_state(child.pid) == "Z")
     started = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19]
     text = (await box.script(jobs.script("status"), "x", timeout_s=5)) and jobs.script("status")
     check = text.replace(

@@ -87,12 +87,11 @@ while :; do
   if [ -n "$l$m" ] && [ "$l$m" != "$last" ]; then last=$l$m age=0; fi
   put left "$b $at $left $hard $age $last"
 
-  why= ttl=
-  read -r why _ <fired
+  fired= ttl=
+  read -r fired _ <fired
   read -r ttl <silence
-  if [ -n "$why" ]; then
-    strikes=2
-  else
+  why=$fired
+  if [ -z "$why" ]; then
     [ "${ttl:-0}" -le 0 ] || [ $age -lt "$ttl" ] || why=silence
     [ $left -gt 0 ] || why=deadline
   fi
@@ -104,7 +103,7 @@ while :; do
     continue
   fi
   n=$((n + 1))
-  [ $strikes -gt 2 ] || put fired "$why $(date +%s) $u"
+  [ -n "$fired" ] || put fired "$why $(date +%s) $u"
   attempt destroy
   # Still here: the cloud did not listen. Stop the work at least, then the machine.
   sleep "$retry"
