@@ -13,7 +13,7 @@ TORCH = $(if $(WHEELS),$(addprefix --find-links ,$(WHEELS)),--torch-backend cpu)
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(PIN) $(TORCH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check tables bench constraints clean
+.PHONY: help demo test check tables bench features constraints clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ tables: $(VENV)/.dev ## Run the tables of slow evidence (every row of every tabl
 
 bench: $(VENV)/.dev ## Measure what it costs, beside peers
 	@$(BIN)/python tools/bench.py
+
+features: $(VENV)/.dev ## Write the feature table of the clouds into its page
+	@$(BIN)/python tools/feature_table.py
 
 constraints: $(BIN)/uv ## Resolve the newest releases into constraints/dev.txt
 	@$(BIN)/uv pip compile pyproject.toml --extra dev --python-version 3.11 --universal --quiet \

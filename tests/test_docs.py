@@ -68,6 +68,17 @@ def test_toml_is_toml(page: Path, text: str) -> None:
     tomllib.loads(text)
 
 
+def test_the_feature_table_is_what_the_adapters_declare() -> None:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location("feature_table", PROJECT / "tools" / "feature_table.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.table() in (PROJECT / "docs" / "clouds" / "README.md").read_text(), "run: make features"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
