@@ -183,6 +183,17 @@ async def test_the_deadline_goes_on_over_a_restart_and_a_second_boot_starts_nobo
     assert int(at) + int(left) == int(first[1]) + int(first[2])
 
 
+async def test_a_torn_memory_is_forgotten(dash_box):
+    text = script(300)
+    await boot(dash_box, text)
+    await end(deadman_pid(dash_box))
+    (dash_box.home / FOLDER / "left").write_text("boot 12 3x0 junk 5 -")
+    await dash_box.script(text, timeout_s=10)
+    await until(lambda: len(words(dash_box, "left")) == 6 and words(dash_box, "left")[2].isdigit())
+    assert 290 <= int(words(dash_box, "left")[2]) <= 300
+    assert deadmen(dash_box)
+
+
 async def test_a_home_that_outlived_its_box_says_nothing_about_the_next_lease(dash_box):
     await boot(dash_box, script(1))
     await until(lambda: destroyed(dash_box))

@@ -57,6 +57,7 @@ read -r deadline length tick retry patience <conf
 read -r u _ </proc/uptime
 b= age= n=0 strikes=0
 read -r b at left hard age last <left
+case $at$left$hard$age in *[!0-9-]*) age= ;; esac # torn by a crash
 if [ -z "$age" ]; then
   # The first start, perhaps long after the create. From here on the uptime counts, which nobody sets; a clock
   # that is behind ours cannot give the box more than the length of its lease.
