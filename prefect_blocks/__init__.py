@@ -1,5 +1,7 @@
 """gpu-flows for Prefect: credentials as blocks, renting and training as tasks and flows."""
 
+from prefect_blocks.boxes import GpuBox, gpu_box
+from prefect_blocks.cleanup import CLEANUP, give_back
 from prefect_blocks.credentials import (
     AwsCredentials,
     DigitalOceanCredentials,
@@ -7,11 +9,22 @@ from prefect_blocks.credentials import (
     RunPodCredentials,
     VastAiCredentials,
 )
+from prefect_blocks.tasks import launch_ddp, provision_box, reserve, resolve_gpu, run, teardown_box
 
 __all__ = [
+    "CLEANUP",
     "AwsCredentials",
     "DigitalOceanCredentials",
+    "GpuBox",
     "HotAisleCredentials",
     "RunPodCredentials",
     "VastAiCredentials",
+    "give_back",
+    "gpu_box",
+    "launch_ddp",
+    "provision_box",
+    "reserve",
+    "resolve_gpu",
+    "run",
+    "teardown_box",
 ]
