@@ -34,12 +34,11 @@ _LONGEST_USER_DATA = 65536
 _TAG = "gpu-flows"
 
 _STATES = {
-    "new": BoxState.STARTING,
-    "active": BoxState.RUNNING,
-    "off": BoxState.STOPPED,
-    "archive": BoxState.STOPPED,
+    "new": (BoxState.STARTING, ""),
+    "active": (BoxState.RUNNING, ""),
+    "off": (BoxState.STOPPED, "powered off, and billed all the same"),
+    "archive": (BoxState.STOPPED, "archived"),
 }
-_BILLED = "powered off, and billed all the same"
 
 
 class DigitalOceanCloud:
@@ -89,7 +88,7 @@ class DigitalOceanCloud:
         """Return every size with GPUs in every region that has it."""
         if query.request.is_cpu:
             return []
-        refuse_other_counts(self.name, query.request)
+        refuse_other_counts(query.request)
         rows = [row for page in self._pages("sizes.list", "sizes") for row in page]
         return offers_of(rows, query, account=self.account)
 
@@ -207,7 +206,8 @@ class DigitalOceanCloud:
 
     def _box(self, row: Any) -> Box:
         try:
-            state = _STATES.get(row["status"], BoxState.STARTING)
+            # A word that nobody knows says nothing of its end: it may serve.
+            state, reason = _STATES.get(row["status"], (BoxState.STARTING, str(row["status"])))
             address = _address(row, "public")
             size = row["size"]
             info = row.get("gpu_info") or size.get("gpu_info")
@@ -218,8 +218,7 @@ class DigitalOceanCloud:
                 id=str(int(row["id"])),
                 name=row["name"],
                 state=state,
-                # A word that nobody knows says nothing of its end: it may serve.
-                state_reason=_BILLED if row["status"] == "off" else _unknown(row["status"]),
+                state_reason=reason,
                 region=row["region"]["slug"],
                 usd_per_hour=float(size["price_hourly"]),
                 endpoint=SshEndpoint(address, self._ssh_port) if address else None,
@@ -268,7 +267,3 @@ def _cards(info: Any) -> tuple[int, str | None]:
 def _address(row: Any, kind: str) -> str | None:
     found = (each["ip_address"] for each in row["networks"].get("v4", ()) if each["type"] == kind)
     return next(found, None)
-
-
-def _unknown(status: str) -> str:
-    return "" if status in _STATES else status

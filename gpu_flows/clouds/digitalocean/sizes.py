@@ -14,6 +14,8 @@ from gpu_flows.gpus.catalog import from_cloud_id, load_catalog, nominal_vram_gb
 from gpu_flows.gpus.request import GpuRequest
 from gpu_flows.offers import Offer, OfferQuery
 
+CLOUD = "digitalocean"
+
 COUNTS = (1, 8)
 """The numbers of cards that a droplet comes with."""
 
@@ -24,25 +26,23 @@ _NOT_SELF_SERVE = ("-spot", "-contracted", "-devcloud")
 _MIB = {"mib": 1.0, "mb": 1.0, "gib": 1024.0, "gb": 1024.0, "tib": 1024.0**2, "tb": 1024.0**2}
 
 
-def refuse_other_counts(cloud: str, request: GpuRequest) -> None:
+def refuse_other_counts(request: GpuRequest) -> None:
     """Refuse a request whose every alternative asks for a number of cards that no droplet has.
 
     Args:
-        cloud: Our name.
         request: What is asked for.
 
     Raises:
         NotOffered: Naming what is sold instead.
     """
-    asked = [each for each in request.alternatives if not each.is_cpu and each.cloud in (None, cloud)]
+    asked = [each for each in request.alternatives if not each.is_cpu and each.cloud in (None, CLOUD)]
     if not asked or any(each.count in COUNTS for each in asked):
         return
     catalog = load_catalog()
     cards = {name for each in asked for name in each.variants(catalog=catalog)}
     models = {variant.model.name: variant.model for name in cards if (variant := catalog.variant(name))}
-    sold = [
-        slug for model in models.values() if cloud in model.clouds for slug in model.clouds[cloud].instances
-    ]
+    listings = [model.clouds[CLOUD] for model in models.values() if CLOUD in model.clouds]
+    sold = [slug for listing in listings for slug in listing.instances]
     counts = ", ".join(str(each) for each in asked)
     raise NotOffered(
         f"digitalocean rents 1 or 8 cards on a droplet, so not {counts}",
@@ -71,7 +71,7 @@ def _offers(row: Any, query: OfferQuery, account: str) -> Iterator[Offer]:
             return
         count = int(info["count"])
         vram_mib = info["vram"]["amount"] * _MIB[info["vram"]["unit"].lower()] / count
-        variant = from_cloud_id("digitalocean", info["model"], vram_mib)
+        variant = from_cloud_id(CLOUD, info["model"], vram_mib)
         gpu = variant.name if variant else str(info["model"])
         listed = [str(region) for region in row["regions"]]
         places = [(region, "listed") for region in listed]
@@ -80,7 +80,7 @@ def _offers(row: Any, query: OfferQuery, account: str) -> Iterator[Offer]:
             places = [(region, "listed nowhere") for region in GPU_REGIONS]
         for region, level in places:
             yield Offer(
-                cloud="digitalocean",
+                cloud=CLOUD,
                 account=account,
                 region=region,
                 instance_type=slug,

@@ -163,18 +163,12 @@ class HotAisleCloud:
                 "owner": spec.owner,
             }
             description = self._describe(machine, spec.name, note)
-        return box_of(
-            {**row, "description": description},
-            account=self.account,
-            state=BoxState.STARTING,
-            state_reason="",
-        )
+        return box_of({**row, "description": description}, account=self.account)
 
     def find(self, name_prefix: str) -> list[Box]:
         """Return every machine, in every state, whose name starts with the prefix; "" finds those without one."""
-        boxes = [self._box(row, BoxState.STARTING, "") for row in self._rows(self._machines)]
-        wanted = [box for box in boxes if box.name.startswith(name_prefix)]
-        return [self._with_state(box) for box in wanted]
+        boxes = [box_of(row, account=self.account) for row in self._rows(self._machines)]
+        return [self._with_state(box) for box in boxes if box.name.startswith(name_prefix)]
 
     def describe(self, box: Box) -> Box:
         """Return the machine as it is now; it is gone only where the team's listing agrees."""
@@ -188,7 +182,7 @@ class HotAisleCloud:
                     f"hotaisle lists the machine {box.id} and says that it does not exist"
                 ) from absent
             return replace(box, state=BoxState.GONE, state_reason="", endpoint=None)
-        return self._with_state(self._box(answer.body, BoxState.STARTING, ""))
+        return self._with_state(box_of(answer.body, account=self.account))
 
     def destroy(self, box: Box) -> None:
         """Delete the machine with its data; one that is gone already is fine."""
@@ -272,9 +266,6 @@ class HotAisleCloud:
         if not isinstance(answer.body, list) or not all(isinstance(row, dict) for row in answer.body):
             raise UnexpectedAnswer(f"hotaisle gave no list for {path}: {answer.text[:200]}")
         return answer.body
-
-    def _box(self, row: Any, state: BoxState, reason: str) -> Box:
-        return box_of(row, account=self.account, state=state, state_reason=reason)
 
     def _with_state(self, box: Box) -> Box:
         """Return the box with its state; one whose state cannot be read exists all the same."""

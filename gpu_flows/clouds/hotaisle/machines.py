@@ -140,8 +140,8 @@ def name_in(description: Any) -> tuple[str, dict[str, Any]]:
     return (name, note) if isinstance(note, dict) else (text, {})
 
 
-def box_of(row: Any, *, account: str, state: BoxState, state_reason: str) -> Box:
-    """Return the box that a machine of the listing is.
+def box_of(row: Any, *, account: str) -> Box:
+    """Return the box that a machine of the listing is, as starting: its state has to be asked for by itself.
 
     Raises:
         UnexpectedAnswer: When it is no machine.
@@ -156,8 +156,7 @@ def box_of(row: Any, *, account: str, state: BoxState, state_reason: str) -> Box
             account=account,
             id=row["name"],
             name=name,
-            state=state,
-            state_reason=state_reason,
+            state=BoxState.STARTING,
             usd_per_hour=float(price) if isinstance(price, int | float) else None,
             endpoint=SshEndpoint(access["ip_address"], int(access["port"]), USERNAME)
             if access["ip_address"]
