@@ -18,10 +18,16 @@ class DeadmanHeartbeat:
         await arm_heartbeat(box, silence_s=silence_s, timeout_s=timeout_s)
 
     async def renew(self, box: RemoteBox, *, timeout_s: float) -> None:
-        """Break the silence; a dead-man that was killed or stopped is started again."""
-        from gpu_flows.leases.deadman import renew
+        """Break the silence; a dead-man that was killed or stopped is started again.
 
-        await renew(box, timeout_s=timeout_s)
+        Raises:
+            DeadmanError: When it has fired, so that the box is about to end, or cannot be started.
+        """
+        from gpu_flows.leases.deadman import DeadmanError, renew
+
+        state = await renew(box, timeout_s=timeout_s)
+        if state.fired is not None:
+            raise DeadmanError(f"the box's dead-man has fired ({state.fired.why}): the box is ending itself")
 
     async def disarm(self, box: RemoteBox, *, timeout_s: float) -> None:
         """Leave the box its deadline alone."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import _thread
 import contextvars
+import signal
 import threading
 
 import pytest
@@ -62,10 +63,11 @@ def test_an_interruption_waits_for_calls_that_must_end() -> None:
 
 
 def test_an_interruption_leaves_calls_that_only_wait() -> None:
-    go_on = threading.Event()
+    go_on, main_thread = threading.Event(), threading.get_ident()
 
     def call() -> None:
-        _thread.interrupt_main()
+        # A real signal: only that wakes a thread which waits.
+        signal.pthread_kill(main_thread, signal.SIGINT)
         go_on.wait(30)
 
     with pytest.raises(KeyboardInterrupt):
