@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.errors import BadRequest
@@ -10,6 +10,8 @@ from gpu_flows.leases.lease import Owner
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from gpu_flows.settings import Settings
 
 NOT_MAPPED = -1
 
@@ -36,3 +38,30 @@ def owner_of(box: Mapping[str, Any] | str, context: Context) -> Owner:
         raise BadRequest("box= has to be what gpu_box gives, or a name")
     index = ti.map_index if mapped and ti.map_index is not None else NOT_MAPPED
     return Owner(("airflow", ti.dag_id, ti.run_id, str(name), str(index)))
+
+
+def listed(clouds: Sequence[str] | str | None) -> list[str]:
+    """Return a list of clouds, which a template may have written as one text."""
+    asked = [clouds] if isinstance(clouds, str) else list(clouds or ())
+    return [part.strip() for item in asked for part in item.split(",") if part.strip()]
+
+
+def refs_of(
+    box: Mapping[str, Any] | str, clouds: Sequence[str] | str | None, settings: Settings
+) -> list[str] | None:
+    """Return where a box may have been rented, as far as its task says; None when it does not.
+
+    Args:
+        box: From `gpu_box`, or a name.
+        clouds: What the task was told itself.
+        settings: The installation's settings, which fill in what the task that rents leaves open.
+    """
+    from gpu_flows.clouds import CloudRef
+    from gpu_flows.gpus.request import GpuRequest
+
+    told = listed(clouds)
+    if not told and not isinstance(box, str):
+        told = listed(box.get("clouds"))
+        if not told and box.get("gpus"):
+            told = ["local"] if GpuRequest.parse(box["gpus"]).is_cpu else list(settings.clouds)
+    return [str(CloudRef.parse(ref)) for ref in told] or None

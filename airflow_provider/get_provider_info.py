@@ -28,15 +28,18 @@ def get_provider_info() -> dict[str, Any]:
 
 
 _MODULES: dict[str, tuple[str, ...]] = {
-    "operators": (),
+    "operators": tuple(
+        f"airflow_provider.operators.{name}"
+        for name in ("launch", "provision", "reap", "resolve", "teardown", "train")
+    ),
     "hooks": tuple(
         f"airflow_provider.hooks.{name}" for name in ("aws", "digitalocean", "hotaisle", "runpod", "vastai")
     ),
-    "triggers": (),
-    "sensors": (),
+    "triggers": ("airflow_provider.triggers.capacity", "airflow_provider.triggers.follow"),
+    "sensors": ("airflow_provider.sensors.available",),
 }
 
-_LINKS: tuple[str, ...] = ()
+_LINKS = ("airflow_provider.links.console.ConsoleLink",)
 
 
 def _option(description: str, example: str, kind: str = "string") -> dict[str, Any]:

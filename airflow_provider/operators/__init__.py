@@ -1,0 +1,1 @@
+"""Operators: the steps one by one, all of them in one task, and the reaper."""
