@@ -38,6 +38,11 @@ class Strategy(StrEnum):
     """Price across all alternatives."""
 
 
+def account_ref(cloud: str, account: str) -> str:
+    """Return how users write an account of a cloud: ``cloud``, or ``cloud@account``."""
+    return cloud if account == "default" else f"{cloud}@{account}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferQuery:
     """What a cloud is asked for; clouds may use it to narrow their search, the client decides again.
@@ -111,6 +116,11 @@ class Offer:
     alternative: int = 0
     machine: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def ref(self) -> str:
+        """The account that rents it out, as users write it: ``cloud``, or ``cloud@account``."""
+        return account_ref(self.cloud, self.account)
 
     def to_json(self) -> dict[str, Any]:
         """Return the offer as plain JSON values."""

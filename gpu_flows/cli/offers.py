@@ -104,7 +104,7 @@ def resolve(given: Given, output: Output) -> int:
 
 
 def _row(offer: Offer) -> tuple[str | Cell, ...]:
-    ref = offer.cloud if offer.account == "default" else f"{offer.cloud}@{offer.account}"
+    ref = offer.ref
     gpus = f"{offer.gpu_count} x {offer.gpu}" if offer.gpu else f"{offer.vcpus or '?'} cores"
     if offer.gpu and offer.used_count and offer.used_count != offer.gpu_count:
         gpus += f" ({offer.used_count} used)"

@@ -50,7 +50,7 @@ def ssh(given: Given, output: Output) -> int:
             raise BadRequest(f"there is no node {number}: there are nodes 0 to {len(lease.boxes) - 1}")
         box = lease.boxes[number].box
         remote = here.remote(box, lease.namespace)
-        cloud = here.cloud(box.cloud if box.account == "default" else f"{box.cloud}@{box.account}")
+        cloud = here.cloud(box.ref)
         identity = here.identity(cloud, lease.namespace)
         output.close()
         with tempfile.TemporaryDirectory(prefix="gpu-flows-ssh-") as folder:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.errors import BadRequest
+from gpu_flows.offers import account_ref
 
 if TYPE_CHECKING:
     from gpu_flows.clouds.base import Cloud
@@ -75,7 +76,7 @@ class CloudRef:
         )
 
     def __str__(self) -> str:
-        return self.cloud if self.account == "default" else f"{self.cloud}@{self.account}"
+        return account_ref(self.cloud, self.account)
 
 
 def open_cloud(ref: str | CloudRef, **options: Any) -> Cloud:

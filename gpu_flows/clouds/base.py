@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
 from gpu_flows.endpoint import SshEndpoint
-from gpu_flows.offers import Offer, OfferQuery
+from gpu_flows.offers import Offer, OfferQuery, account_ref
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +143,11 @@ class Box:
                 f"a box of {self.cloud} without an id: an empty id must never be sent to a cloud"
             )
 
+    @property
+    def ref(self) -> str:
+        """The account that rents it out, as users write it: ``cloud``, or ``cloud@account``."""
+        return account_ref(self.cloud, self.account)
+
     def to_json(self) -> dict[str, Any]:
         """Return the box as plain JSON values; it holds no secret."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -227,4 +232,4 @@ class Cloud(Protocol):
 
 def ref_of(cloud: Cloud) -> str:
     """Return how users name this account of this cloud: ``cloud``, or ``cloud@account``."""
-    return cloud.name if cloud.account == "default" else f"{cloud.name}@{cloud.account}"
+    return account_ref(cloud.name, cloud.account)

@@ -270,7 +270,7 @@ class Provisioner:
         if 0 < len(adopted) < lease.nodes:
             # A gang that lacks a node cannot work; whoever rented it failed half-way.
             for leased in adopted:
-                self._end(ref_of_box(leased.box), leased.box)
+                self._end(leased.box.ref, leased.box)
             adopted.clear()
         return unlisted
 
@@ -328,7 +328,7 @@ class Provisioner:
         self, lease: Lease, terms: Terms, attempts: list[Attempt], unlisted: Mapping[str, str]
     ) -> list[LeasedBox] | None:
         for offer in terms.offers():
-            ref = ref_of_offer(offer)
+            ref = offer.ref
             started = self.clock.monotonic()
             reason = offer.unavailable
             code = CapacityUnavailable.code
@@ -372,7 +372,7 @@ class Provisioner:
         self, lease: Lease, offer: Offer, terms: Terms, created: list[LeasedBox]
     ) -> list[LeasedBox]:
         """Rent every node by one offer, all or nothing."""
-        cloud = self.clouds[ref_of_offer(offer)]
+        cloud = self.clouds[offer.ref]
         self._may_rent(cloud, lease, terms)
         for outcome in in_parallel(
             [
@@ -422,7 +422,7 @@ class Provisioner:
     def _make_ready(self, leased: LeasedBox, terms: Terms) -> LeasedBox:
         from gpu_flows.leases.readiness import wait_until_ready
 
-        cloud = self.clouds[ref_of_box(leased.box)]
+        cloud = self.clouds[leased.box.ref]
         ready = wait_until_ready(
             cloud,
             leased,
@@ -442,7 +442,7 @@ class Provisioner:
 
     def _discard(self, created: Sequence[LeasedBox]) -> list[str]:
         """End what this attempt created; return the ids that could not be proven gone."""
-        outcomes = in_parallel([partial(self._end, ref_of_box(item.box), item.box) for item in created])
+        outcomes = in_parallel([partial(self._end, item.box.ref, item.box) for item in created])
         return [
             item.box.id
             for item, outcome in zip(created, outcomes, strict=True)
@@ -470,16 +470,6 @@ class Provisioner:
         self.listener(Progress("provision", kind, message, data))
 
 
-def ref_of_offer(offer: Offer) -> str:
-    """Return ``cloud`` or ``cloud@account`` of an offer."""
-    return offer.cloud if offer.account == "default" else f"{offer.cloud}@{offer.account}"
-
-
-def ref_of_box(box: Box) -> str:
-    """Return ``cloud`` or ``cloud@account`` of a box."""
-    return box.cloud if box.account == "default" else f"{box.cloud}@{box.account}"
-
-
 def _at_the_real_price(created: Sequence[LeasedBox], error: CloudError) -> list[LeasedBox]:
     """Return what was created, priced as the cloud now says: the bill has to hold the actual rate."""
     if not isinstance(error, PriceTooHigh):
@@ -494,12 +484,12 @@ def _at_the_real_price(created: Sequence[LeasedBox], error: CloudError) -> list[
 
 def _label(offer: Offer) -> str:
     where = f" in {offer.zone or offer.region}" if offer.zone or offer.region else ""
-    return f"{ref_of_offer(offer)} {offer.instance_type}{where}"
+    return f"{offer.ref} {offer.instance_type}{where}"
 
 
 def _attempt(offer: Offer, code: str, reason: str) -> Attempt:
     return Attempt(
-        cloud=ref_of_offer(offer),
+        cloud=offer.ref,
         region=offer.zone or offer.region,
         instance_type=offer.instance_type,
         gpu=f"{offer.gpu}:{offer.gpu_count}" if offer.gpu else "",

@@ -186,8 +186,7 @@ class Installation:
 
         if box.endpoint is None:
             raise ValueError(f"box {box.id} has no address yet")
-        ref = box.cloud if box.account == "default" else f"{box.cloud}@{box.account}"
-        cloud = self.cloud(ref)
+        cloud = self.cloud(box.ref)
         with self._lock:
             known = self._boxes.get((ref_of(cloud), box.id))
             if known is None or (known.endpoint.host, known.endpoint.port) != (

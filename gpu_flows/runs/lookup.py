@@ -125,7 +125,6 @@ def _listed(
 
 
 def _ready(leased: LeasedBox, check: BoxCheck, here: Installation, timeout_s: float) -> LeasedBox:
-    ref = leased.box.cloud if leased.box.account == "default" else f"{leased.box.cloud}@{leased.box.account}"
     return wait_until_ready(
-        here.cloud(ref), leased, check=check, price_cap=None, timeout_s=timeout_s, clock=here.clock
+        here.cloud(leased.box.ref), leased, check=check, price_cap=None, timeout_s=timeout_s, clock=here.clock
     )

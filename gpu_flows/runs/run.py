@@ -397,7 +397,7 @@ def _nproc(job: TrainingSpec, wanted: Rental, offer: Any) -> int:
 
 def _create_bodies(offer: Any, wanted: Rental, owner: Owner, here: Installation) -> list[dict[str, Any]]:
     """Return what the create calls would carry; the nonce is drawn when they are sent."""
-    ref = offer.cloud if offer.account == "default" else f"{offer.cloud}@{offer.account}"
+    ref = offer.ref
     cloud = here.cloud(ref)
     namespace = here.namespace(wanted.clouds)
     now = here.clock.now().replace(microsecond=0)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_flows.errors import BadRequest
 from gpu_flows.leases.journal import RESERVED, JournalUnwritable, this_process
-from gpu_flows.leases.lease import Lease, LeasedBox, Owner
+from gpu_flows.leases.lease import Lease, Owner
 from gpu_flows.leases.provision import Attempt, Provisioner, ProvisionError, Terms
 from gpu_flows.leases.shield import shielded
 from gpu_flows.leases.teardown import TeardownReport, teardown
@@ -202,7 +202,7 @@ def prepared_launch(
             index=leased.node,
             box=leased.box,
             remote=installation.remote(leased.box, lease.namespace),
-            describe=partial(installation.cloud(_ref(leased)).describe, leased.box),
+            describe=partial(installation.cloud(leased.box.ref).describe, leased.box),
             deadline=leased.name.deadline,
         )
         for leased in lease.boxes
@@ -353,11 +353,6 @@ def _provisioner(lease: Lease, installation: Installation) -> Provisioner:
         clock=installation.clock,
         listener=installation.listener,
     )
-
-
-def _ref(leased: LeasedBox) -> str:
-    box = leased.box
-    return box.cloud if box.account == "default" else f"{box.cloud}@{box.account}"
 
 
 @contextmanager
