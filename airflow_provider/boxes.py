@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpu_flows.errors import BadRequest
-from gpu_flows.leases.lease import Owner
-
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from gpu_flows.leases.lease import Owner
     from gpu_flows.settings import Settings
 
 NOT_MAPPED = -1
@@ -32,6 +30,9 @@ def owner_of(box: Mapping[str, Any] | str, context: Context) -> Owner:
         box: From `gpu_box`, or a name of one's own.
         context: Of the task.
     """
+    from gpu_flows.errors import BadRequest
+    from gpu_flows.leases.lease import Owner
+
     ti = context["ti"]
     name, mapped = (box, False) if isinstance(box, str) else (box.get("name"), bool(box.get("mapped")))
     if not name:

@@ -34,8 +34,8 @@ def test_importing_operators_loads_nothing_heavy() -> None:
         "    airflow_provider.ResolveGpuOperator(task_id='t', gpus='cpu')\n"
     )
     assert (ours - plain) & set(HEAVY) == set()
-    assert not any(name.startswith("gpu_flows.runs") for name in ours)
-    assert not any(name.startswith("gpu_flows.training") for name in ours)
+    # Nor the engine itself: the catalog of GPUs alone costs 20 ms.
+    assert {name for name in ours if name.startswith("gpu_flows.")} == set()
 
 
 @pytest.fixture(scope="module")
