@@ -318,7 +318,7 @@ def test_a_login_that_fails_leaves_no_connection_to_the_jump_host(sshd):
 
         async def scenario():
             with pytest.raises(SshUnreachable):
-                await log_in(endpoint, asyncssh.import_private_key(sshd.private_key), ssh.ConnectOptions())
+                await log_in(endpoint, [asyncssh.import_private_key(sshd.private_key)], ssh.ConnectOptions())
             async with asyncio.timeout(10):
                 while sshd.connections():
                     await asyncio.sleep(0.02)
