@@ -7,30 +7,24 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow
-from prefect.runtime import flow_run
+
+from prefect_blocks import CLEANUP, run
 
 
-@flow(name="gpu-flows digits", retries=1)
+@flow(name="gpu-flows digits", retries=1, **CLEANUP)
 def digits(gpus: str = "cpu", nodes: int = 2) -> dict[str, Any]:
     """Train a small network on handwritten digits."""
-    from gpu_flows import run
-
     demo = find_spec("gpu_flows.demo")
     assert demo is not None
     assert demo.origin is not None
-    report = run(
+    return run(
         "train_digits.py",
         code=Path(demo.origin).parent,
         gpus=gpus,
         nodes=nodes,
         outputs=["metrics.json", "outputs/*"],
         max_duration="20m",
-        # Whatever kills this flow, its boxes are found by this name.
-        name=["prefect", str(flow_run.id), "train", "0"],
     )
-    if not report.ok:
-        raise RuntimeError(report.sentence)
-    return report.to_json()
 
 
 if __name__ == "__main__":

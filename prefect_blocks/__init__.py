@@ -10,12 +10,15 @@ from prefect_blocks.credentials import (
     VastAiCredentials,
 )
 from prefect_blocks.tasks import launch_ddp, provision_box, reserve, resolve_gpu, run, teardown_box
+from prefect_blocks.training import GpuTraining, GpuTrainingRun
 
 __all__ = [
     "CLEANUP",
     "AwsCredentials",
     "DigitalOceanCredentials",
     "GpuBox",
+    "GpuTraining",
+    "GpuTrainingRun",
     "HotAisleCredentials",
     "RunPodCredentials",
     "VastAiCredentials",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_flows.errors import BadRequest
@@ -228,6 +230,12 @@ def _held(
         raise
     finally:
         cost = cost_so_far(here.journal(owner, namespace), here.clock.now())
+        if box is not None:
+            # What a training reported while its boxes still ran was not the whole bill.
+            box.jobs = [
+                replace(job, cost=cost, ended=outcome.ended, left=left, detached=False) for job in box.jobs
+            ]
+            _keep(box.jobs)
         text = scope_markdown(
             lease,
             str(wanted.request),
@@ -237,6 +245,13 @@ def _held(
             left=left,
         )
         courier.do("the report", partial(_markdown, f"{artifact}-report", text, str(cost)))
+
+
+def _keep(jobs: Sequence[RunReport]) -> None:
+    """Write the last report of a lease beside its logs."""
+    for job in jobs:
+        text = json.dumps(job.to_json(), indent=2)
+        (Path(job.folder) / "report.json").write_text(text, encoding="utf-8")
 
 
 def provisioned(lease: Lease, wanted: Rental, here: Installation, courier: Courier, artifact: str) -> Lease:
@@ -291,13 +306,16 @@ def _alone(owner: Owner) -> Iterator[None]:
 def _table(key: str, rows: list[dict[str, Any]]) -> None:
     from prefect.artifacts import create_table_artifact
 
-    create_table_artifact(rows, key=key, description="The offers that were walked, in this order.")
+    # In the context of an async flow it would return a coroutine that nobody awaits.
+    create: Any = create_table_artifact
+    create(rows, key=key, description="The offers that were walked, in this order.", _sync=True)
 
 
 def _markdown(key: str, text: str, cost: str) -> None:
     from prefect.artifacts import create_markdown_artifact
 
-    create_markdown_artifact(text, key=key, description=f"What was rented, ran and cost: {cost}")
+    create: Any = create_markdown_artifact
+    create(text, key=key, description=f"What was rented, ran and cost: {cost}", _sync=True)
 
 
 __all__ = ("GpuBox", "gpu_box", "provisioned", "write_down")

@@ -229,10 +229,13 @@ def run(
     renting = {each: value for each, value in parameters.items() if each not in known or each in _SHARED}
     spec = TrainingSpec(entrypoint=entrypoint, **fields)
     cell = cell_key(entrypoint, spec) if key is None else key
-    with gpu_box(name, gpus, key=cell, clouds=clouds, limit=limit, **renting) as box:
-        with Courier(get_run_logger()) as courier:
-            report = box.run(spec, courier, key="", heartbeat_timeout_s=1800)
-        return checked(report)
+    with (
+        gpu_box(name, gpus, key=cell, clouds=clouds, limit=limit, **renting) as box,
+        Courier(get_run_logger()) as courier,
+    ):
+        box.run(spec, courier, key="", heartbeat_timeout_s=1800)
+    # By now the boxes are gone, and the whole cost is known.
+    return checked(box.jobs[-1])
 
 
 _SHARED = {"nodes", "image", "max_duration"}

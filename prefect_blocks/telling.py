@@ -218,13 +218,16 @@ class _ProgressArtifact:
             self._send()
 
     def _send(self) -> None:
-        from prefect.artifacts import create_progress_artifact, update_progress_artifact
+        from prefect import artifacts
 
         self._told_at = time.monotonic()
+        # In the context of an async flow they would return coroutines that nobody awaits.
+        create: Any = artifacts.create_progress_artifact
+        update: Any = artifacts.update_progress_artifact
         if self._id is None:
-            self._id = create_progress_artifact(self._percent, key=self._key, description=self._text)
+            self._id = create(self._percent, key=self._key, description=self._text, _sync=True)
         else:
-            update_progress_artifact(self._id, self._percent, description=self._text)
+            update(self._id, self._percent, description=self._text, _sync=True)
 
 
 def artifact_key(*parts: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from gpu_flows.training.causes import ScriptFailed
 from prefect_blocks import CLEANUP, flows, tasks
 from prefect_blocks.boxes import gpu_box
 from prefect_blocks.forms import Cell, Renting, Training
-from tests.end_to_end.conftest import Machine
+from tests.end_to_end.conftest import Machine, until
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -42,8 +44,9 @@ def artifacts(flow_run_id: str) -> dict[str, Any]:
 def logged(flow_run_id: str) -> str:
     from prefect.client.orchestration import get_client
 
+    body = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}, "sort": "TIMESTAMP_DESC", "limit": 50}
     with get_client(sync_client=True) as client:
-        answer = client._client.post("/logs/filter", json={"logs": {"flow_run_id": {"any_": [flow_run_id]}}})
+        answer = client._client.post("/logs/filter", json=body)
     return "\n".join(each["message"] for each in answer.json())
 
 
@@ -173,3 +176,55 @@ def test_the_hook_of_a_failed_flow_ends_what_its_tasks_left(machine: Machine) ->
     state = forgets(return_state=True)
     assert state.is_failed()
     assert machine.boxes() == []
+
+
+def test_the_example_with_two_jobs(machine: Machine) -> None:
+    from dags_examples.prefect_two_jobs import two_jobs
+
+    first, second = two_jobs()
+    assert [Path(each["outputs"][0]).read_text() for each in (first, second)] == [
+        "loss at 0.1\n",
+        "loss at 0.01\n",
+    ]
+    assert first["lease"] == second["lease"]
+    assert machine.boxes() == []
+
+
+def test_an_async_flow_shows_the_same(machine: Machine, code: Path) -> None:
+    @flow
+    async def retrain() -> Any:
+        return tasks.run("train.sh", gpus="cpu", code=code, args=["0.1"], max_duration="5m")
+
+    state = asyncio.run(retrain(return_state=True))
+    report = state.result(_sync=True)
+    assert report["cost"] == {"usd": 0.0, "exact": True}
+    assert len(report["ended"]) == 1
+    assert {"gpu-flows-train-offers", "gpu-flows-train-report"} <= {
+        re.sub(r"-[0-9a-f]{10}-", "-", key) for key in artifacts(str(state.state_details.flow_run_id))
+    }
+    assert machine.boxes() == []
+
+
+@pytest.mark.table
+def test_a_hundred_thousand_lines_do_not_slow_the_run_and_the_file_is_whole(
+    machine: Machine, code: Path
+) -> None:
+    (code / "loud.sh").write_text("seq -f 'step %.0f of a training with a line of a usual length' 100000\n")
+
+    @flow
+    def loud() -> Any:
+        return tasks.run("loud.sh", gpus="cpu", code=code, max_duration="5m")
+
+    def rate(report: dict[str, Any]) -> float:
+        return 100_000 / report["seconds"]["train"]
+
+    import gpu_flows
+
+    silent = gpu_flows.run("loud.sh", gpus="cpu", code=code, max_duration="5m").to_json()
+    state = loud(return_state=True)
+    shown = state.result()
+    (log,) = Path(shown["folder"]).glob("logs/*/node-0.log")
+    assert len(log.read_text().splitlines()) >= 100_000
+    print(f"lines a second: {rate(silent):.0f} alone, {rate(shown):.0f} shown")
+    assert rate(shown) > 0.8 * rate(silent)
+    until(lambda: "step 100000 of" in logged(shown["owner"][1]), "the last line is on the server", 60)
