@@ -160,11 +160,16 @@ def lease_prefix(namespace: str, lease: str) -> str:
 
 def boxes_of(boxes: Sequence[Box], namespace: str, lease: str) -> list[tuple[BoxName, Box]]:
     """Return the boxes that carry exactly this lease, with their parsed names, oldest first."""
-    named = [(name, box) for box in boxes if (name := BoxName.parse(box.name)) is not None]
     return sorted(
-        ((name, box) for name, box in named if name.namespace == namespace and name.lease == lease),
+        ((name, box) for name, box in boxes_of_namespace(boxes, namespace) if name.lease == lease),
         key=lambda pair: (pair[0].created, pair[0].nonce),
     )
+
+
+def boxes_of_namespace(boxes: Sequence[Box], namespace: str) -> list[tuple[BoxName, Box]]:
+    """Return the boxes that carry exactly this installation's names, with their parsed names."""
+    named = [(name, box) for box in boxes if (name := BoxName.parse(box.name)) is not None]
+    return [(name, box) for name, box in named if name.namespace == namespace]
 
 
 def deadline_of(created: datetime, *, ready_timeout_s: float, max_duration: timedelta) -> datetime:
