@@ -14,6 +14,7 @@ from typer.main import get_command
 VERBS = {
     "gpus": ("offers", "List the GPUs that can be asked for"),
     "resolve": ("offers", "Show what the clouds offer now, best first (also: offers)"),
+    "check": ("accounts", "Tell for each cloud whether a run would get through; spends nothing"),
     "run": ("running", "Rent, train, fetch the outputs, and give everything back"),
     "provision": ("boxes", "Rent boxes, and keep them for launch"),
     "launch": ("running", "Run a training on boxes that are rented already"),

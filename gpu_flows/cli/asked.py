@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_flows.cli.flags import FOLLOWING, MAX_COST, OWNER, RENTING, TRAINING
+from gpu_flows.cli.flags import FOLLOWING, MAX_COST, MAX_PREEMPTIONS, OWNER, RENTING, TRAINING
 from gpu_flows.cli.verbs import Given
 from gpu_flows.errors import BadRequest
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SHARED = ("nodes", "image", "max_duration")
 """What a box is rented for and a job is run with: both tables of a file may hold it."""
 _RENTING = {flag.name for flag in (*RENTING, MAX_COST)}
-_FOLLOWING = {flag.name for flag in (*FOLLOWING, OWNER)}
+_FOLLOWING = {flag.name for flag in (*FOLLOWING, MAX_PREEMPTIONS, OWNER)}
 _TRAINING = {flag.name for flag in TRAINING} - {"module", "config"} | {"args", *_SHARED}
 _PATHS = ("code", "outputs_to")
 

@@ -153,6 +153,13 @@ FOLLOWING = (
     ),
     Flag("detach", bool, "Return as soon as the job runs; the boxes end at their deadline.", _FOLLOW),
 )
+MAX_PREEMPTIONS = Flag(
+    "max_preemptions",
+    int,
+    "How often the run goes on elsewhere after a box was taken away. Default 3.",
+    _FOLLOW,
+    metavar="N",
+)
 OWNER = Flag(
     "owner",
     str,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpu_flows.cli.asked import Asked
 from gpu_flows.cli.exits import MAY_BILL_CODES, Exit
-from gpu_flows.cli.flags import FOLLOWING, MAX_COST, OWNER, RENTING, TRAINING, WHERE
+from gpu_flows.cli.flags import FOLLOWING, MAX_COST, MAX_PREEMPTIONS, OWNER, RENTING, TRAINING, WHERE
 from gpu_flows.cli.output import Output, length
 from gpu_flows.cli.session import clouds_of, command_for, fresh_name, installation, owner_named
 from gpu_flows.cli.verbs import Flag, Given, verb
@@ -28,6 +28,7 @@ _MAX_DURATION = tuple(flag for flag in RENTING if flag.name == "max_duration")
         MAX_COST,
         OWNER,
         *FOLLOWING,
+        MAX_PREEMPTIONS,
         Flag(
             "dry_run",
             bool,
@@ -40,8 +41,7 @@ _MAX_DURATION = tuple(flag for flag in RENTING if flag.name == "max_duration")
 def run(given: Given, output: Output) -> int:
     """Rent boxes, train on them, fetch the outputs, and give the boxes back, whatever happens.
 
-    Ctrl-C tears down. A run that is repeated with the --owner of one that was cut off finds its boxes and its
-    job again.
+    Ctrl-C tears down. A run that is repeated with the --owner of a detached one follows its job.
     """
     from gpu_flows.cli.interrupts import Interrupts
     from gpu_flows.leases.lease import Owner
@@ -149,6 +149,7 @@ def _following(asked: Asked, output: Output) -> Following:
     return Following(
         heartbeat_timeout_s=heartbeat_s or None,
         detach=asked.following.get("detach", False),
+        max_preemptions=asked.following.get("max_preemptions", Following().max_preemptions),
         show_line=output.screen.log_line,
         upload_progress=output.screen.uploaded,
     )
