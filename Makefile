@@ -13,7 +13,7 @@ TORCH = $(if $(WHEELS),$(addprefix --find-links ,$(WHEELS)),--torch-backend cpu)
 INSTALL = $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint $(PIN) $(TORCH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check tables bench features constraints clean
+.PHONY: help demo test check tables bench live features constraints clean
 
 help: ## List the verbs
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -52,6 +52,12 @@ tables: $(VENV)/.dev ## Run the tables of slow evidence (every row of every tabl
 
 bench: $(VENV)/.dev ## Measure what it costs, beside peers
 	@$(BIN)/python tools/bench.py
+
+GPUS ?= ANY
+live: $(VENV)/.dev ## Rent the cheapest box of CLOUD=..., take one step, give it back: under a dollar of your money
+	@test -n "$(CLOUD)" || { echo "say which cloud: make live CLOUD=runpod" >&2; exit 2; }
+	@$(BIN)/gpu-flows run tools/live_step.py --clouds $(CLOUD) --gpus $(GPUS) --strategy cheapest --max-cost 1 \
+	  --max-duration 10m --ready-timeout-s 900 --max-preemptions 0
 
 features: $(VENV)/.dev ## Write the feature table of the clouds into its page
 	@$(BIN)/python tools/feature_table.py
