@@ -57,9 +57,9 @@ class Installation:
         self.clock = clock
         self.blocked = _BLOCKED
         self._makes_namespace = makes_namespace
-        told = cloud_options or {}
-        accounts = {str(CloudRef.parse(ref)): options for ref, options in self.settings.accounts.items()}
-        self._options = {ref: {**accounts.get(ref, {}), **told.get(ref, {})} for ref in {*accounts, *told}}
+        self._accounts = {str(CloudRef.parse(ref)): told for ref, told in self.settings.accounts.items()}
+        # One that looks accounts up when they are asked for is empty, and false, until then.
+        self._told = {} if cloud_options is None else cloud_options
         self._clouds: dict[str, Cloud] = {}
         self._identities: dict[tuple[str, str], tuple[Identity, ...]] = {}
         self._boxes: dict[tuple[str, str], RemoteBox] = {}
@@ -96,7 +96,7 @@ class Installation:
             )
         with self._lock:
             if str(parsed) not in self._clouds:
-                self._clouds[str(parsed)] = open_cloud(parsed, **self._options.get(str(parsed), {}))
+                self._clouds[str(parsed)] = open_cloud(parsed, **self._opened_by(str(parsed)))
             return self._clouds[str(parsed)]
 
     def clouds(self, refs: Sequence[str]) -> list[Cloud]:
@@ -105,7 +105,11 @@ class Installation:
 
     def options(self, ref: str) -> dict[str, Any]:
         """Return the keyword arguments by which another process opens the same account."""
-        return {"ref": ref, **self._options.get(ref, {})}
+        return {"ref": ref, **self._opened_by(ref)}
+
+    def _opened_by(self, ref: str) -> dict[str, Any]:
+        """Return the arguments for one account; what looks them up elsewhere is asked only now."""
+        return {**self._accounts.get(ref, {}), **self._told.get(ref, {})}
 
     def configured_clouds(self) -> list[str]:
         """Return every cloud of this installation: where a bare teardown and the reaper look.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +38,25 @@ def test_a_cloud_is_opened_with_what_the_settings_say_of_its_account(machine: Ma
     assert here.options("local@dear") == {"ref": "local@dear", "usd_per_hour": 9.0}, "for the watchdog"
     told = Installation(cloud_options={"local": {"usd_per_hour": 3.0}})
     assert told.cloud("local").offers(query)[0].usd_per_hour == 3.0
+
+
+def test_options_that_are_looked_up_are_asked_for_when_an_account_is_opened(machine: Machine) -> None:
+    class LookedUp(Mapping[str, Mapping[str, Any]]):
+        """As the connections of an orchestrator are: empty until it is asked."""
+
+        def __getitem__(self, ref: str) -> Mapping[str, Any]:
+            return {"usd_per_hour": 4.0} if ref == "local@looked_up" else {}
+
+        def __iter__(self) -> Iterator[str]:
+            return iter(())
+
+        def __len__(self) -> int:
+            return 0
+
+    here = Installation(cloud_options=LookedUp())
+    query = OfferQuery(request=GpuRequest.parse("cpu"))
+    assert here.cloud("local@looked_up").offers(query)[0].usd_per_hour == 4.0
+    assert here.options("local@looked_up") == {"ref": "local@looked_up", "usd_per_hour": 4.0}
 
 
 @pytest.mark.parametrize(
