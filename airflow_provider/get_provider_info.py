@@ -64,6 +64,10 @@ _CONFIG = {
         "enabled_clouds": _option("The only clouds that may be rented from.", "aws,runpod"),
         "max_gpus": _option("Most GPUs that one lease may hold.", "16", "integer"),
         "max_usd_per_hour": _option("Most dollars per hour that one lease may cost.", "60", "float"),
+        "ssh_key": _option(
+            "File with the private key for the boxes of accounts whose credentials are temporary.",
+            "/run/secrets/gpu-flows-key",
+        ),
     },
 }
 

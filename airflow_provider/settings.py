@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 
 from airflow_provider._compat import configuration
 from gpu_flows.settings import Settings, load_settings
 
 SECTION = "gpu_flows"
-OPTIONS = ("namespace", "clouds", "enabled_clouds", "max_gpus", "max_usd_per_hour")
+OPTIONS = tuple(field.name for field in fields(Settings) if field.name not in ("accounts", "state"))
+"""Accounts are connections here."""
 
 
 def airflow_settings() -> Settings:

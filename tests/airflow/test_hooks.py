@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider.settings import OPTIONS
 from gpu_flows.clouds import CLOUDS, CloudRef
 from gpu_flows.errors import BadRequest
 from tests.emulators.runpod import KEY, RunpodEmulator
@@ -33,7 +34,8 @@ def test_airflow_shows_the_provider() -> None:
     assert ours["runpod"].hook_name == "RunPod"
     assert "extra__digitalocean__token_on_box" in shown.connection_form_widgets
     assert shown.field_behaviours["vastai"]["relabeling"] == {"password": "API key"}
-    assert "namespace" in dict(shown.provider_configs)["gpu-flows"]["gpu_flows"]["options"]
+    options = dict(shown.provider_configs)["gpu-flows"]["gpu_flows"]["options"]
+    assert set(options) == set(OPTIONS)
 
 
 def test_the_description_is_what_airflow_wants() -> None:
@@ -90,6 +92,19 @@ def test_a_connection_opens_its_cloud_and_is_tested(own_environment: Path, conne
         works, why = refused.test_connection()
     assert not works
     assert "another" not in why
+
+
+def test_a_task_opens_clouds_by_their_connections(own_environment: Path, connection: Any) -> None:
+    import logging
+
+    from airflow_provider.installation import open_installation
+
+    with RunpodEmulator() as emulator:
+        connection("team_a", conn_type="runpod", password=KEY, extra={"base_url": emulator.url})
+        with open_installation(logging.getLogger(__name__)) as here:
+            assert here.cloud("runpod@team_a").find("gf1-") == []
+            # The watchdog beside a task opens the same account.
+            assert here.options("runpod@team_a")["api_key"] == KEY
 
 
 @pytest.mark.parametrize(
