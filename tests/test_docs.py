@@ -98,3 +98,30 @@ def test_the_readmes_commands_exist() -> None:
             assert words[0] == "gpu-flows"
             asked = subprocess.run([gpu_flows, words[1], "--help"], capture_output=True, env=dict(os.environ))
             assert asked.returncode == 0, line
+
+
+def test_the_commands_of_the_cli_page_run_as_they_stand(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("open('model.pt', 'w').write('weights')\nprint('trained')\n")
+    gpu_flows = str(Path(sys.executable).parent / "gpu-flows")
+    lines = re.findall(r"^\$ gpu-flows (.*)$", (PROJECT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    assert len(lines) > 8
+    for line in lines:
+        done = subprocess.run(
+            [gpu_flows, *shlex.split(line)],
+            cwd=tmp_path,
+            env=machine.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, line + "\n" + done.stdout + done.stderr
+    assert machine.boxes() == []
+
+
+def test_the_exit_codes_of_the_cli_page_are_those_of_the_code() -> None:
+    from gpu_flows.cli.exits import Exit
+
+    page = (PROJECT / "docs" / "cli.md").read_text()
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == {
+        int(code) for code in Exit
+    }
