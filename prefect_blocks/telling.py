@@ -1,8 +1,8 @@
 """What happens, told to Prefect: log records, events, and a progress artifact.
 
 A remote job may write thousands of lines a second, and Prefect takes hundreds of records: lines are gathered
-into one record for each second or 20 KB. Everything goes through one thread, so that neither a slow server nor
-the event loop of the connections is waited for.
+into one record for each 20 KB, or each second or two. Everything goes through one thread, so that neither a
+slow server nor the event loop of the connections is waited for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,6 +62,8 @@ class Courier:
     def __init__(self, logger: Any, *, progress_key: str | None = None) -> None:
         self._logger = logger
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lines = _Lines()
+        self._lock = threading.Lock()
         self._progress = _ProgressArtifact(progress_key) if progress_key else None
         self._clouds: dict[str, str] = {}
         # The thread writes for the run that started it.
@@ -80,7 +83,7 @@ class Courier:
 
     def close(self, timeout_s: float = 10) -> None:
         """Send what is left; a server that does not answer is not waited for any longer than this."""
-        self._queue.put(_END)
+        self._put(_END)
         self._thread.join(timeout_s)
 
     def show(self, label: str, line: str) -> None:
@@ -90,11 +93,15 @@ class Courier:
             label: ``rank 0`` or ``node 1``.
             line: Without its end.
         """
-        self._queue.put((label, line))
+        # Gathered by the caller: a thread that took each line would fight over the interpreter with the loop that
+        # receives them.
+        with self._lock:
+            if (full := self._lines.add(label, line)) is not None:
+                self._queue.put(full)
 
     def listen(self, progress: Progress) -> None:
         """Tell what happened; a `gpu_flows.progress.Listener`."""
-        self._queue.put(progress)
+        self._put(progress)
 
     def do(self, what: str, call: Callable[[], object]) -> None:
         """Let the thread do something, such as making an artifact; a failure is a warning and no more.
@@ -103,28 +110,42 @@ class Courier:
             what: What is being done, for the warning.
             call: Does it.
         """
-        self._queue.put((_END, what, call))
+        self._put((what, call))
+
+    def _put(self, item: Any) -> None:
+        """Queue something behind the lines that came before it."""
+        with self._lock:
+            if (gathered := self._lines.take()) is not None:
+                self._queue.put(gathered)
+            self._queue.put(item)
 
     def _carry(self) -> None:
-        lines = _Lines(self._logger)
         while True:
             try:
-                item = self._queue.get(timeout=lines.due_in_s())
+                item = self._queue.get(timeout=RECORD_S)
             except queue.Empty:
-                lines.flush()
-                continue
-            if isinstance(item, tuple) and item[0] is not _END:
-                lines.add(*item)
-                continue
-            lines.flush()
-            if item is _END:
-                if self._progress is not None:
-                    self._attempt("the progress", self._progress.finish)
-                return
-            if isinstance(item, Progress):
-                self._tell(item)
-            else:
-                self._attempt(*item[1:])
+                item = None
+            with self._lock:
+                if self._lines.age_s() >= RECORD_S and (gathered := self._lines.take()) is not None:
+                    self._queue.put(gathered)
+            match item:
+                case None:
+                    pass
+                case _Record():
+                    self._write(item)
+                case Progress():
+                    self._tell(item)
+                case (what, call):
+                    self._attempt(what, call)
+                case _:
+                    if self._progress is not None:
+                        self._attempt("the progress", self._progress.finish)
+                    return
+
+    def _write(self, record: _Record) -> None:
+        first = record.label in ("rank 0", "node 0")
+        prefix = "" if first else f"[{record.label}] "
+        self._logger.log(logging.INFO if first else logging.DEBUG, "%s%s", prefix, record.text)
 
     def _tell(self, progress: Progress) -> None:
         if progress.message:
@@ -161,39 +182,45 @@ class Courier:
             self._logger.warning("%s could not be shown: %s", what, error)
 
 
-class _Lines:
-    """Gathers lines into records."""
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """Lines that go to Prefect as one."""
 
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
+    label: str
+    text: str
+
+
+class _Lines:
+    """Gathers the lines of one label into a record."""
+
+    def __init__(self) -> None:
         self._lines: list[str] = []
         self._label = ""
         self._size = 0
         self._since = 0.0
 
-    def add(self, label: str, line: str) -> None:
+    def add(self, label: str, line: str) -> _Record | None:
+        """Take a line; return the record that it no longer fits into."""
+        full = None
         if self._lines and (label != self._label or self._size + len(line) >= RECORD_BYTES):
-            self.flush()
+            full = self.take()
         if not self._lines:
             self._label, self._since = label, time.monotonic()
         self._lines.append(line)
         self._size += len(line) + 1
-        # While lines keep coming nobody waits for the queue to run empty.
-        if len(self._lines) % 64 == 0 and self.due_in_s() == 0:
-            self.flush()
+        return full
 
-    def due_in_s(self) -> float | None:
-        """Return how long the oldest line may still wait; None when there is none."""
-        return max(0.0, self._since + RECORD_S - time.monotonic()) if self._lines else None
+    def age_s(self) -> float:
+        """Return how long the oldest line has waited; 0 when there is none."""
+        return time.monotonic() - self._since if self._lines else 0.0
 
-    def flush(self) -> None:
+    def take(self) -> _Record | None:
+        """Return what is gathered so far; None when that is nothing."""
         if not self._lines:
-            return
-        first = self._label in ("rank 0", "node 0")
-        text = "\n".join(self._lines)
+            return None
+        record = _Record(self._label, "\n".join(self._lines))
         self._lines, self._size = [], 0
-        prefix = "" if first else f"[{self._label}] "
-        self._logger.log(logging.INFO if first else logging.DEBUG, "%s%s", prefix, text)
+        return record
 
 
 class _ProgressArtifact:

@@ -167,20 +167,19 @@ class GpuTraining(JobBlock[dict[str, Any]]):
 
         # Not the flow run's id: the training may outlive the run that triggered it.
         owner = Owner(("prefect", str(uuid.uuid4()), _name(self._block_document_name), key))
-        renting = {
-            "clouds": self.clouds or None,
-            "price_cap": self.price_cap,
-            "spot": self.spot,
-        }
-        fields = {
+        parameters: dict[str, Any] = {
             name: getattr(self, name)
-            for name in ("args", "env", "secrets", "setup", "outputs", "nodes", "max_duration")
+            for name in (
+                *("code", "args", "env", "secrets", "setup", "outputs", "nodes", "max_duration"),
+                *("price_cap", "spot"),
+            )
         }
+        clouds = self.clouds or None
         with (
             Courier(self.logger) as courier,
             open_installation(self.clouds, listener=courier.listen) as here,
         ):
-            wanted = rental(self.gpus, settings=here.settings, clouds=self.clouds or None)
+            wanted = rental(self.gpus, settings=here.settings, clouds=clouds)
             _write_down(Entry(owner, here.namespace(wanted.clouds), wanted.clouds), courier)
             report = run_training(
                 self.entrypoint,
@@ -191,9 +190,8 @@ class GpuTraining(JobBlock[dict[str, Any]]):
                 following=Following(
                     detach=True, heartbeat_timeout_s=None, show_line=courier.show, find_secret=find_secret
                 ),
-                code=self.code,
-                **fields,
-                **renting,
+                clouds=clouds,
+                **parameters,
             )
         if not report.detached:
             left = f"; may be left: {'; '.join(report.left)}" if report.left else ""

@@ -6,17 +6,20 @@ import asyncio
 import json
 import pickle
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import flow, unmapped
+from prefect.client.orchestration import get_client
 
 from gpu_flows import BadRequest
 from gpu_flows.training.causes import ScriptFailed
 from prefect_blocks import CLEANUP, flows, tasks
 from prefect_blocks.boxes import gpu_box
 from prefect_blocks.forms import Cell, Renting, Training
+from prefect_blocks.telling import Courier
 from tests.end_to_end.conftest import Machine, until
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
@@ -32,8 +35,6 @@ def code(tmp_path: Path) -> Path:
 
 
 def artifacts(flow_run_id: str) -> dict[str, Any]:
-    from prefect.client.orchestration import get_client
-
     with get_client(sync_client=True) as client:
         answer = client._client.post(
             "/artifacts/filter", json={"artifacts": {"flow_run_id": {"any_": [flow_run_id]}}}
@@ -42,8 +43,6 @@ def artifacts(flow_run_id: str) -> dict[str, Any]:
 
 
 def logged(flow_run_id: str) -> str:
-    from prefect.client.orchestration import get_client
-
     body = {"logs": {"flow_run_id": {"any_": [flow_run_id]}}, "sort": "TIMESTAMP_DESC", "limit": 50}
     with get_client(sync_client=True) as client:
         answer = client._client.post("/logs/filter", json=body)
@@ -129,17 +128,23 @@ def test_without_a_flow_run_nothing_is_rented(machine: Machine) -> None:
 def test_a_sweep_gives_each_cell_boxes_of_its_own(machine: Machine, code: Path) -> None:
     training = Training(entrypoint="train.sh", code=str(code), outputs=["model.txt"])
     cells = [Cell(args=["0.1"]), Cell(args=["0.2"], key="second")]
-    asked = Renting(max_duration="5m")
+    asked = Renting(max_duration="5m", limit="gpus")
+    with get_client(sync_client=True) as client:
+        client._client.post("/v2/concurrency_limits/", json={"name": "gpus", "limit": 1})
     reports = flows.sweep(training, cells, asked)
     assert [Path(each["outputs"][0]).read_text() for each in reports] == ["model 0.1\n", "model 0.2\n"]
     keys = [each["owner"][3] for each in reports]
     assert keys[1] == "second"
     assert len({each["lease"] for each in reports}) == 2
     assert machine.boxes() == []
+    # Two cells may run at once, and the limit lets one box at a time.
+    first, second = sorted((each["ended"][0] for each in reports), key=lambda box: box["created_at"])
+    assert first["ended_at"] <= second["created_at"]
     with pytest.raises(BadRequest, match="two cells have the key"):
         flows.sweep(training, [Cell(), Cell()], asked)
 
 
+@pytest.mark.table
 def test_a_mapped_task_is_a_sweep_too(machine: Machine, code: Path) -> None:
     @flow
     def mapped() -> list[Any]:
@@ -178,6 +183,7 @@ def test_the_hook_of_a_failed_flow_ends_what_its_tasks_left(machine: Machine) ->
     assert machine.boxes() == []
 
 
+@pytest.mark.table
 def test_the_example_with_two_jobs(machine: Machine) -> None:
     from dags_examples.prefect_two_jobs import two_jobs
 
@@ -207,7 +213,7 @@ def test_an_async_flow_shows_the_same(machine: Machine, code: Path) -> None:
 
 @pytest.mark.table
 def test_a_hundred_thousand_lines_do_not_slow_the_run_and_the_file_is_whole(
-    machine: Machine, code: Path
+    machine: Machine, code: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (code / "loud.sh").write_text("seq -f 'step %.0f of a training with a line of a usual length' 100000\n")
 
@@ -215,16 +221,21 @@ def test_a_hundred_thousand_lines_do_not_slow_the_run_and_the_file_is_whole(
     def loud() -> Any:
         return tasks.run("loud.sh", gpus="cpu", code=code, max_duration="5m")
 
-    def rate(report: dict[str, Any]) -> float:
-        return 100_000 / report["seconds"]["train"]
+    def timed() -> tuple[float, dict[str, Any]]:
+        began = time.monotonic()
+        report = loud()
+        return time.monotonic() - began, report
 
-    import gpu_flows
-
-    silent = gpu_flows.run("loud.sh", gpus="cpu", code=code, max_duration="5m").to_json()
-    state = loud(return_state=True)
-    shown = state.result()
-    (log,) = Path(shown["folder"]).glob("logs/*/node-0.log")
-    assert len(log.read_text().splitlines()) >= 100_000
-    print(f"lines a second: {rate(silent):.0f} alone, {rate(shown):.0f} shown")
-    assert rate(shown) > 0.8 * rate(silent)
-    until(lambda: "step 100000 of" in logged(shown["owner"][1]), "the last line is on the server", 60)
+    shown = [timed() for _ in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Courier, "show", lambda *_: None)
+        silent = [timed() for _ in range(2)]
+    # The better of two each: the job, the server and this process share the machine's processors.
+    (shown_s, _), (silent_s, _) = (min(runs, key=lambda run: run[0]) for runs in (shown, silent))
+    trained_s = [min(report["seconds"]["train"] for _, report in runs) for runs in (shown, silent)]
+    print(f"the flow took {shown_s:.2f} s shown, {silent_s:.2f} s silent; its job", *trained_s)
+    for _, each in shown:
+        (log,) = Path(each["folder"]).glob("logs/*/rank-0.log")
+        assert len(log.read_text().splitlines()) >= 100_000
+    assert silent_s > 0.8 * shown_s
+    until(lambda: "step 100000 of" in logged(shown[-1][1]["owner"][1]), "the last line is on the server", 60)

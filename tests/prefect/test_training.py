@@ -96,6 +96,7 @@ def test_a_cancelled_run_is_gone_and_can_be_cancelled_again(
         run.wait_for_completion()
 
 
+@pytest.mark.table
 def test_the_hook_of_a_failed_flow_ends_what_it_triggered(
     prefect_server: Path, machine: Machine, code: Path
 ) -> None:

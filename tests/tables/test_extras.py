@@ -17,6 +17,7 @@ pytestmark = pytest.mark.table
 RUN = """
 import importlib.util, sys
 import {package}
+import {surface}
 assert importlib.util.find_spec("{other}") is None, "{other} came along"
 from gpu_flows import run
 report = run("train.sh", gpus="cpu", max_duration="5m")
@@ -26,11 +27,15 @@ print("trained beside", getattr({package}, "__version__", "?"))
 
 
 @pytest.mark.parametrize(
-    ("extra", "package", "other"),
-    [("", "asyncssh", "airflow"), ("airflow", "airflow", "prefect"), ("prefect", "prefect", "airflow")],
+    ("extra", "package", "surface", "other"),
+    [
+        ("", "asyncssh", "gpu_flows", "airflow"),
+        ("airflow", "airflow", "airflow_provider", "prefect"),
+        ("prefect", "prefect", "prefect_blocks.flows", "airflow"),
+    ],
 )
 def test_an_extra_alone_installs_and_trains(
-    machine: Machine, tmp_path: Path, extra: str, package: str, other: str
+    machine: Machine, tmp_path: Path, extra: str, package: str, surface: str, other: str
 ) -> None:
     uv = str(Path(sys.executable).parent / "uv")
     environment = tmp_path / "environment"
@@ -43,7 +48,11 @@ def test_an_extra_alone_installs_and_trains(
         assert done.returncode == 0, done.stderr[-3000:]
     (tmp_path / "train.sh").write_text("echo trained\n")
     done = subprocess.run(
-        [str(environment / "bin" / "python"), "-c", RUN.format(package=package, other=other)],
+        [
+            str(environment / "bin" / "python"),
+            "-c",
+            RUN.format(package=package, surface=surface, other=other),
+        ],
         cwd=tmp_path,
         env={
             **machine.environment,
