@@ -85,7 +85,7 @@ def test_a_burst_of_300_000_bytes_before_the_end_is_whole_in_the_log(ran: dict[s
     assert Path(report["outputs"][0]).name == "model.txt"
 
 
-def test_work_that_fails_fails_the_run_with_its_cause(ran: dict[str, Any]) -> None:
+def test_c57_work_that_fails_fails_the_run_with_its_cause(ran: dict[str, Any]) -> None:
     """Rows A1 and A17: the teardown runs, and the gate carries the failure of the work to the run."""
     run = ran["failing"]
     assert run["state"] == "failed"
@@ -123,6 +123,7 @@ def test_all_of_it_in_one_task(ran: dict[str, Any]) -> None:
     assert run["state"] == "success"
     assert run["xcoms"]["look[-1].return_value"]["offers"][0]["cloud"] == "local"
     assert run["xcoms"]["wait[-1].return_value"] == 1
+    assert run["xcoms"]["stay[-1].return_value"] == 1
     assert run["xcoms"]["train[-1].return_value"]["ok"]
     assert run["xcoms"]["reap[-1].return_value"] == {"seen": [], "ended": [], "unknown": []}
 

@@ -62,4 +62,5 @@ with DAG("in_one", schedule=None) as in_one:
     train = GpuTrainOperator(
         task_id="train", gpus="cpu", code="jobs", entrypoint="fit.sh", args=["x"], max_duration="5m"
     )
-    look >> wait >> train >> ReapOperator(task_id="reap", clouds=["local"])
+    stay = GpuAvailableSensor(task_id="stay", gpus="cpu", deferrable=False)
+    look >> wait >> stay >> train >> ReapOperator(task_id="reap", clouds=["local"])
