@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -100,18 +103,23 @@ class Program:
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         )
         self.heard: list[str] = []
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.put(line)
+        self._lines.put("")
 
     def wait_for(self, text: str, timeout_s: float = 30) -> str:
         """Return the first line on stderr that holds a text, from here on."""
-        assert self.process.stderr is not None
         until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            line = self.process.stderr.readline()
-            if not line:
-                break
-            self.heard.append(line)
-            if text in line:
-                return line
+        with contextlib.suppress(queue.Empty):
+            while line := self._lines.get(timeout=max(0.0, until - time.monotonic())):
+                self.heard.append(line)
+                if text in line:
+                    return line
         raise AssertionError(f"{text!r} was not said: {''.join(self.heard)}")
 
     def signal(self, number: signal.Signals) -> None:
@@ -120,8 +128,12 @@ class Program:
 
     def end(self, timeout_s: float = 30) -> Said:
         """Wait for its end."""
-        out, err = self.process.communicate(timeout=timeout_s)
-        return Said(self.process.returncode, out, "".join(self.heard) + err)
+        assert self.process.stdout is not None
+        code = self.process.wait(timeout_s)
+        out = self.process.stdout.read()
+        while line := self._lines.get(timeout=timeout_s):
+            self.heard.append(line)
+        return Said(code, out, "".join(self.heard))
 
 
 @pytest.fixture
@@ -137,4 +149,4 @@ def program() -> Iterator[Callable[..., Program]]:
     for each in started:
         if each.process.poll() is None:
             each.process.kill()
-        each.process.communicate()
+        each.process.wait()

@@ -21,7 +21,7 @@ import pathlib, time
 from gpu_flows.clouds.local.cloud import LocalCloud
 destroy = LocalCloud.destroy
 def slow(self, box):
-    while not pathlib.Path("let-go").exists():
+    while pathlib.Path("hold").exists():
         time.sleep(0.02)
     destroy(self, box)
 LocalCloud.destroy = slow
@@ -81,12 +81,13 @@ def test_an_interrupted_run_tears_down_and_says_so(
 def test_the_second_interruption_tells_what_is_alive_and_how_to_end_it(program: Start, home: Path) -> None:
     running = program(*RUN, "--owner", "cut", before=SLOW_DESTROY)
     running.wait_for("rank 0     begun")
+    Path("hold").touch()
     running.signal(signal.SIGINT)
     running.wait_for("tearing down 1 box;")
     running.signal(signal.SIGINT)
     assert boxes(home)[0] in running.wait_for("still alive: local box")
     running.wait_for("to end them: gpu-flows teardown --owner cut")
-    Path("let-go").touch()
+    Path("hold").unlink()
     assert running.end().code == 130
     assert boxes(home) == []
 
@@ -94,6 +95,7 @@ def test_the_second_interruption_tells_what_is_alive_and_how_to_end_it(program: 
 def test_the_third_interruption_leaves_and_the_watchdog_goes_on(program: Start, home: Path) -> None:
     running = program(*RUN, "--owner", "cut", before=SLOW_DESTROY)
     running.wait_for("rank 0     begun")
+    Path("hold").touch()
     for text in ("tearing down", "press Ctrl-C once more"):
         running.signal(signal.SIGINT)
         running.wait_for(text)
