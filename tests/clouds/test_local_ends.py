@@ -314,3 +314,18 @@ def test_the_boot_script_runs_in_the_box_s_own_environment(cloud: LocalCloud) ->
     assert (folder.home / "pwd").read_text().strip() == str(folder.home)
     assert oct(folder.home.stat().st_mode & 0o777) == oct(0o700)
     assert oct(cloud.root.stat().st_mode & 0o777) == oct(0o700)
+
+
+def test_an_end_that_was_given_up_half_way_is_finished_by_whoever_looks_next(cloud: LocalCloud) -> None:
+    """The ender was killed after it had killed the box's processes, its dead-man among them."""
+    box = running(cloud, rent(cloud))
+    folder = folder_of(cloud, box)
+    os.kill(server_of(cloud, box), signal.SIGKILL)
+    folder.ending.touch()
+    assert [found.state for found in cloud.find("gf1-")] == [BoxState.ENDING], "another one may be at it"
+    a_while_ago = folder.ending.stat().st_mtime - 60
+    os.utime(folder.ending, (a_while_ago, a_while_ago))
+    assert cloud.find("gf1-") == []
+    assert cloud.describe(box).state is BoxState.GONE
+    assert cloud.describe(box).ended_at is not None
+    assert processes_of(box) == {}

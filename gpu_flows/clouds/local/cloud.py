@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from gpu_flows.clock import SYSTEM_CLOCK, Clock
 from gpu_flows.clouds.base import Box, BoxSpec, BoxState, Capabilities
-from gpu_flows.clouds.errors import NotOffered, RequestRefused
+from gpu_flows.clouds.errors import CloudError, NotOffered, RequestRefused
 from gpu_flows.clouds.local.destroy import self_destruct_command
 from gpu_flows.clouds.local.identity import identity_secret
 from gpu_flows.clouds.local.registry import BOX_ID, BoxRecord, Registry, loopback_address, new_box_id
@@ -22,6 +23,8 @@ from gpu_flows.offers import Offer, OfferQuery
 
 _NAME = re.compile(r"[a-z0-9-]{1,63}")
 _PUBLIC_KEY = re.compile(r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+( [^\n]*)?\n?")
+_log = logging.getLogger(__name__)
+
 _INSTANCE_TYPE = "cpu"
 _NEEDS_LINUX = "the local cloud needs Linux, for /proc and the addresses of its loopback device"
 
@@ -133,6 +136,11 @@ class LocalCloud:
 
     def find(self, name_prefix: str) -> list[Box]:
         """Return every box whose name starts with the prefix."""
+        try:
+            self._registry.finish_ends()
+        except CloudError:
+            # It is listed below, and whoever wants it gone is told why it does not go.
+            _log.debug("the end of a box could not be finished", exc_info=True)
         found = (self._now(r) for r in self._registry.records() if r.name.startswith(name_prefix))
         return [box for box in found if box.state is not BoxState.GONE]
 

@@ -40,6 +40,8 @@ BOX_ID = re.compile(r"box-[0-9a-f]{12}")
 _START_TIMEOUT_S = 60.0
 _STALE_STAGING_S = 600.0
 _ENDED_KEPT = 500
+_LONGEST_END_S = 10.0
+"""Ending a box takes no longer, so an older beginning has been given up."""
 
 _log = logging.getLogger(__name__)
 
@@ -271,6 +273,17 @@ class Registry:
         if not server.is_alive():
             return BoxState.FAILED, f"its process {server.pid} has ended; see {folder.server_log}", None
         return (BoxState.RUNNING if endpoint else BoxState.STARTING), "", endpoint
+
+    def finish_ends(self) -> None:
+        """End what somebody began to end and did not: whoever destroyed it was killed half-way.
+
+        The box's own dead-man may be among what had been killed by then, so whoever looks next goes on.
+        """
+        for record in self.records():
+            with contextlib.suppress(FileNotFoundError):
+                begun = BoxFolder(self._boxes / record.id).ending.stat().st_mtime
+                if self._clock.now().timestamp() - begun > _LONGEST_END_S:
+                    self.end(record.id)
 
     def end(self, box_id: str) -> None:
         """End a box: every process of it, its files, and with them its billing.
