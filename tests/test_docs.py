@@ -103,7 +103,10 @@ def test_the_readmes_commands_exist() -> None:
 def test_the_commands_of_the_cli_page_run_as_they_stand(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("open('model.pt', 'w').write('weights')\nprint('trained')\n")
     gpu_flows = str(Path(sys.executable).parent / "gpu-flows")
-    lines = re.findall(r"^\$ gpu-flows (.*)$", (PROJECT / "docs" / "cli.md").read_text(), re.MULTILINE)
+    page = (PROJECT / "docs" / "cli.md").read_text()
+    for name, text in re.findall(r"^```toml\n# (\S+)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        (tmp_path / name).write_text(text)
+    lines = re.findall(r"^\$ gpu-flows (.*)$", page, re.MULTILINE)
     assert len(lines) > 8
     for line in lines:
         done = subprocess.run(

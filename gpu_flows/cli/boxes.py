@@ -92,11 +92,12 @@ def teardown(given: Given, output: Output) -> int:
     Nothing is needed from whoever rented them, and repeating it does no harm. Without --clouds it looks where
     this machine knows of, else at every configured cloud.
     """
+    from gpu_flows.cli.interrupts import Interrupts
     from gpu_flows.leases.teardown import TeardownFailed
     from gpu_flows.runs.steps import TEARDOWN_TIMEOUT_S, teardown_box
 
     owner = owner_named(given.get("owner"))
-    with installation(output) as here:
+    with installation(output) as here, Interrupts(here, owner):
         output.screen.waiting(f"ending the boxes of {shown(owner)}")
         try:
             report = teardown_box(
