@@ -229,13 +229,16 @@ def _held(
         courier.listen(Progress("teardown", "teardown.failed", str(error), {"lease": lease.id}))
         raise
     finally:
-        cost = cost_so_far(here.journal(owner, namespace), here.clock.now())
+        journal = here.journal(owner, namespace)
+        cost = cost_so_far(journal, here.clock.now())
+        # Where the block failed and its teardown, too, the first error is the one that is raised.
+        left = left or [f"{ref} box {each.id} is not proven gone" for ref, each in journal.live_boxes()]
         if box is not None:
             # What a training reported while its boxes still ran was not the whole bill.
             box.jobs = [
                 replace(job, cost=cost, ended=outcome.ended, left=left, detached=False) for job in box.jobs
             ]
-            _keep(box.jobs)
+            courier.do("the last report", partial(_keep, box.jobs))
         text = scope_markdown(
             lease,
             str(wanted.request),

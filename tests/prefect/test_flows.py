@@ -14,7 +14,8 @@ import pytest
 from prefect import flow, unmapped
 from prefect.client.orchestration import get_client
 
-from gpu_flows import BadRequest
+from gpu_flows import BadRequest, TeardownFailed
+from gpu_flows.runs import steps
 from gpu_flows.training.causes import ScriptFailed
 from prefect_blocks import CLEANUP, flows, tasks
 from prefect_blocks.boxes import gpu_box
@@ -74,7 +75,7 @@ def test_the_steps_as_tasks(machine: Machine, code: Path) -> None:
     asked: dict[str, Any] = {"gpus": "cpu", "clouds": ["local"], "max_duration": "5m"}
 
     @flow
-    def steps() -> list[Any]:
+    def one_by_one() -> list[Any]:
         offers = tasks.resolve_gpu(**asked)
         reserved = tasks.reserve("steps", **asked)
         box = tasks.provision_box(reserved, **asked)
@@ -83,7 +84,7 @@ def test_the_steps_as_tasks(machine: Machine, code: Path) -> None:
         report = tasks.launch_ddp(box, "train.sh", code=code, args="1")
         return [offers, report, tasks.teardown_box(box), tasks.teardown_box("steps", clouds="local")]
 
-    offers, report, ended, again = steps()
+    offers, report, ended, again = one_by_one()
     assert offers["offers"][0]["cloud"] == "local"
     assert report["ok"]
     assert (len(ended["ended"]), len(again["ended"])) == (1, 0)
@@ -107,6 +108,25 @@ def test_a_training_that_fails_fails_the_flow_by_its_name_and_is_not_repeated(
     assert "script error" in artifacts(run)["gpu-flows-train-report"]["data"]
     (report,) = machine.home.glob("runs/*/report.json")
     assert json.loads(report.read_text())["exit_code"] == 3
+
+
+def test_what_is_not_proven_gone_is_said_beside_the_first_error(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(owner: Any, **_: Any) -> None:
+        raise TeardownFailed("the cloud is away", ended=(), failures=["local cannot be asked"])
+
+    @flow
+    def unlucky() -> None:
+        with gpu_box("train", gpus="cpu", max_duration="5m"):
+            monkeypatch.setattr(steps, "teardown_box", fails)
+            raise RuntimeError("a bug")
+
+    state = unlucky(return_state=True)
+    with pytest.raises(RuntimeError, match="a bug"):
+        state.result()
+    report = artifacts(str(state.state_details.flow_run_id))["gpu-flows-train-report"]["data"]
+    assert "These may go on billing" in report
 
 
 def test_two_scopes_of_one_name_at_once_are_an_error(machine: Machine) -> None:
