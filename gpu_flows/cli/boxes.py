@@ -74,8 +74,9 @@ def provision(given: Given, output: Output) -> int:
     boxes = counted(len(lease.boxes), "box", "boxes")
     output.say(
         f"{shown(owner)} holds {boxes} for {usd(lease.usd_per_hour)} dollars per hour, at most until "
-        f"{lease.deadline:%Y-%m-%d %H:%M} UTC; `{command_for('teardown', owner)}` ends it"
+        f"{lease.deadline:%Y-%m-%d %H:%M} UTC"
     )
+    output.command(command_for("teardown", owner))
     return Exit.OK
 
 

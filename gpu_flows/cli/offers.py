@@ -86,9 +86,9 @@ def resolve(given: Given, output: Output) -> int:
         found.to_json(),
         [
             Column("cloud"),
-            Column("region"),
-            Column("type"),
-            Column("GPUs"),
+            Column("region", whole=False),
+            Column("type", whole=False),
+            Column("GPUs", whole=False),
             Column("GB", right=True),
             Column("$/h", right=True),
             Column("", whole=False),

@@ -20,6 +20,8 @@ from gpu_flows.errors import BadRequest
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_NARROWEST = 11
+"""A column that may be broken over lines gets no narrower than this."""
 _PLAIN_WIDTH = 10_000
 """Where nobody looks, nothing is wrapped."""
 
@@ -132,6 +134,10 @@ class Output:
         """Write a sentence on stderr."""
         self.screen.say(message)
 
+    def command(self, line: str) -> None:
+        """Write a command line on stderr, for the user to copy."""
+        self.screen.say(f"  {line}", whole=True)
+
     def failed(self, code: str, message: str, *, hint: str | None = None, notes: Iterable[str] = ()) -> None:
         """Say what failed, once on stderr and, where JSON is asked for, as the document on stdout."""
         self.screen.failed(message, hint=hint, notes=notes, word="" if code == "INTERRUPTED" else "error")
@@ -183,14 +189,17 @@ def _rich_table(columns: Sequence[Column], rows: Iterable[Sequence[str | Cell]])
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for column in columns:
+    cells = [list(row) for row in rows]
+    for index, column in enumerate(columns):
+        longest = max([len(column.title), *(len(str(row[index])) for row in cells)])
         table.add_column(
             column.title,
             justify="right" if column.right else "left",
             no_wrap=column.whole,
-            overflow="ellipsis" if column.whole else "fold",
+            overflow="fold",
+            min_width=longest if column.whole else min(longest, _NARROWEST),
         )
-    for row in rows:
+    for row in cells:
         table.add_row(*(Text(str(cell), style=cell.style if isinstance(cell, Cell) else "") for cell in row))
     return table
 

@@ -129,14 +129,15 @@ def show_report(report: RunReport, output: Output, *, silence_s: float | None = 
     """
     output.report(report.to_json(), report)
     if report.left or report.cause in MAY_BILL_CODES:
-        output.say(f"not everything is proven gone: `{command_for('teardown', report.owner)}`")
+        output.say("not everything is proven gone; this tries again:")
+        output.command(command_for("teardown", report.owner))
         return Exit.MAY_BILL
     if report.detached:
         if silence_s and report.cause != "running":
             span = length(timedelta(seconds=silence_s))
             output.say(f"the boxes end themselves when nothing is launched on them for {span}")
         for name in ("attach", "logs -f", "teardown") if report.cause == "running" else ("teardown",):
-            output.say(f"  {command_for(name, report.owner)}")
+            output.command(command_for(name, report.owner))
     if report.cause in ("succeeded", "running"):
         return Exit.OK
     return Exit.FAILED if report.boxes is not None else Exit.NOTHING_RENTED

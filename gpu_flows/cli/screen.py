@@ -64,10 +64,10 @@ class Screen:
             # A launcher repeats at length what a rank has said.
             self._line(source, line, bar=True, style="dim" if source.startswith("node") else "")
 
-    def say(self, message: str) -> None:
-        """Show a sentence."""
+    def say(self, message: str, *, whole: bool = False) -> None:
+        """Show a sentence; a command line stays whole, so that it can be copied."""
         if self._terminal:
-            self._rich().print(message, markup=False, highlight=False, soft_wrap=True)
+            self._rich().print(message, markup=False, highlight=False, soft_wrap=whole)
         else:
             _write(message)
 
@@ -83,9 +83,9 @@ class Screen:
                 from rich.text import Text
 
                 style = {"error": "bold red", "hint": "bold"}.get(title, "")
-                self._rich().print(
-                    Text.assemble((f"{title}: " if title else "", style), text), soft_wrap=True
-                )
+                # Hints are what is copied.
+                shown = Text.assemble((f"{title}: " if title else "", style), text)
+                self._rich().print(shown, soft_wrap=title == "hint")
             else:
                 _write(f"{title}: {text}" if title else text)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -95,7 +95,7 @@ class Verb:
     """
 
     perform: Perform
-    flags: Sequence[Flag] = field(default=())
+    flags: Sequence[Flag] = ()
     rest: str | None = None
 
     def build(self, name: str) -> Any:
@@ -114,10 +114,7 @@ class Verb:
         callback.__annotations__ = {each.name: each.annotation for each in parameters}
         callback.__doc__ = self.perform.__doc__
         app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-        app.command(
-            name,
-            cls=_Command,
-        )(callback)
+        app.command(name, cls=_Command)(callback)
         command: Any = get_command(app)
         command.rest = self.rest
         return command
@@ -201,6 +198,3 @@ def verb(flags: Sequence[Flag] = (), *, rest: str | None = None) -> Callable[[Pe
         rest: What the words behind ``--`` are; they arrive as ``given["rest"]``.
     """
     return lambda perform: Verb(perform, flags, rest)
-
-
-Commands = Mapping[str, Verb]
