@@ -38,8 +38,13 @@ $(VENV)/.dev: pyproject.toml $(PIN) | $(BIN)/uv
 demo: $(VENV)/.demo ## Train a small network with DDP on two rented boxes of this machine, and give them back
 	@$(BIN)/gpu-flows demo
 
+# Real servers, signals and deadlines on a busy machine: what failed is shown, and tried once more, alone. A failure
+# that comes back is one.
+PYTEST = $(BIN)/python -m pytest -q
+AGAIN = { echo; echo "--- once more, alone: what failed above ---"; $(PYTEST) --last-failed --last-failed-no-failures none
+
 test: $(VENV)/.dev ## Run the tests
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not table and not chaos" tests
+	@$(PYTEST) -n 2 --dist loadgroup -m "not table and not chaos" tests || $(AGAIN) -m "not table and not chaos" tests; }
 
 check: $(VENV)/.dev ## Lint, format, types, and the direction of the arrows
 	@$(BIN)/ruff check .
@@ -48,7 +53,7 @@ check: $(VENV)/.dev ## Lint, format, types, and the direction of the arrows
 	@$(BIN)/lint-imports
 
 tables: $(VENV)/.dev ## Run the tables of slow evidence (every row of every table)
-	@$(BIN)/python -m pytest -q -m table tests
+	@$(PYTEST) -m table tests || $(AGAIN) -m table tests; }
 
 bench: $(VENV)/.dev ## Measure what it costs, beside peers
 	@$(BIN)/python tools/bench.py
