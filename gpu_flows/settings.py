@@ -118,7 +118,8 @@ def ensure_namespace(environ: Mapping[str, str] | None = None) -> str:
     path = config_folder(environ) / "namespace"
     path.parent.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        fresh = path.with_name(f".namespace.{os.getpid()}")
+        # Two threads of one process may be at it as well as two processes.
+        fresh = path.with_name(f".namespace.{os.getpid()}.{secrets.token_hex(4)}")
         fresh.write_text(secrets.token_hex(5) + "\n")
         # A hard link fails where the name is taken: two first calls at once agree on one namespace.
         with contextlib.suppress(FileExistsError):

@@ -316,7 +316,11 @@ class AwsEmulator(HttpEmulator):
             row = self.book.get(box_id)
             if row is not None and self.polls - row.born_at_poll < self.list_lag_polls:
                 return refusal("InvalidInstanceID.NotFound", f"The instance ID '{box_id}' does not exist")
+        ended = {box_id: self.instance(box_id)._reason for box_id in named if self._has_ended(box_id)}
         reply = self._forward(request)
+        with _moto_lock:
+            for box_id, reason in ended.items():  # moto writes the time anew, AWS keeps that of the first end
+                self.instance(box_id)._reason = reason
         if reply.status == 200:
             for box_id in named:
                 already = self.book[box_id].ended_at is not None
@@ -324,6 +328,10 @@ class AwsEmulator(HttpEmulator):
                 if already:  # moto says shutting-down for ever
                     reply = Reply(200, str(reply.body).replace("shutting-down", "terminated"), reply.headers)
         return reply
+
+    def _has_ended(self, box_id: str) -> bool:
+        row = self.book.get(box_id)
+        return row is not None and row.ended_at is not None
 
     def _power_off(self, box_id: str) -> Reply:
         """The machine has halted itself: what becomes of it was settled when it was made."""

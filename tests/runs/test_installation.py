@@ -129,3 +129,15 @@ def test_c25_a_part_of_the_world_stands_for_its_regions(asked: str, region: str,
     )
     (judged,) = match([offer], OfferQuery(request=GpuRequest.parse("H100:8"), regions=[asked]))
     assert (judged.unavailable is None) is fits
+
+
+def test_first_calls_at_once_agree_on_one_namespace(machine: Machine) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from gpu_flows.settings import ensure_namespace
+
+    with ThreadPoolExecutor(16) as pool:
+        namespaces = set(pool.map(lambda _: ensure_namespace(), range(64)))
+    assert len(namespaces) == 1
+    (left,) = Path(machine.environment["GPU_FLOWS_CONFIG_HOME"]).iterdir()
+    assert left.name == "namespace"
